@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace invar {
+
+// The YAML config as plain structs; members carry the YAML names, and their initial values are the defaults.
+// yaml_loader.h reads them, validation.h judges them.
+
+enum class Precision : uint8_t { kF32, kBF16 };
+enum class Reduction : uint8_t { kFast, kInvariant };
+enum class InitKind : uint8_t { kRandom, kHuggingFace };
+enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
+enum class RecomputeKind : uint8_t { kNone, kFull };
+enum class ScheduleKind : uint8_t { kConstant, kCosine, kLinear, kWsd };
+enum class DataKind : uint8_t { kMock, kTokens, kMegatron };
+
+// Hugging Face field names. 0 means "not given": a preset, hf_path or the explicit field must set it.
+struct ModelConfig {
+  std::string family = "qwen3";
+  std::string preset;
+  std::string hf_path;  // a Hugging Face folder: config.json, and the weights if init is hf
+  InitKind init = InitKind::kRandom;
+
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 40960;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 1e6;
+  double initializer_range = 0.02;
+  bool tie_word_embeddings = false;
+};
+
+struct ParallelConfig {
+  int tensor = 1;
+  bool sequence = false;
+  int data = 0;  // 0: auto, world / (tensor · gtp)
+  int gtp = 1;
+  bool uneven = false;
+};
+
+struct NumericsConfig {
+  Precision precision = Precision::kBF16;
+  Reduction reduction = Reduction::kFast;
+};
+
+struct TrainConfig {
+  int64_t steps = 0;
+  int64_t sequence_length = 0;
+  int64_t micro_batch_size = 1;
+  int64_t global_batch_size = 0;  // 0: micro_batch_size · data
+  uint64_t seed = 1234;
+  RecomputeKind recompute = RecomputeKind::kNone;
+  int64_t eval_every = 0;  // 0: never
+  int64_t eval_batches = 8;  // global batches per evaluation
+};
+
+struct OptimizerConfig {
+  double lr = 3e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip_grad = 1.0;  // 0: no clipping
+};
+
+struct ScheduleConfig {
+  ScheduleKind kind = ScheduleKind::kConstant;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;      // 0: train.steps
+  int64_t wsd_decay_steps = 0;  // length of the final decay of wsd
+  double min_lr = 0;
+};
+
+struct DataConfig {
+  DataKind kind = DataKind::kMock;
+  std::string path;             // tokens: the .bin file; megatron: the prefix of .bin and .idx
+  std::string token_dtype;      // tokens without a known header: uint16 | uint32
+  int64_t eod_id = -1;          // −1: vocab_size − 1
+  double validation_fraction = 0.0;  // tail of the data kept for evaluation (kinds tokens and mock)
+  std::string split = "969, 30, 1";  // megatron: weights of train, validation, test
+};
+
+struct CheckpointConfig {
+  std::string dir;
+  int64_t every = 0;
+  int64_t keep = 2;
+  std::string resume = "auto";  // auto | never | PATH
+  std::string export_dir;       // Hugging Face folder written at the end of training; empty: none
+};
+
+struct LogConfig {
+  std::string dir;
+  int64_t every = 1;
+};
+
+struct Config {
+  ModelConfig model;
+  ParallelConfig parallel;
+  NumericsConfig numerics;
+  DeviceChoice device = DeviceChoice::kAuto;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  DataConfig data;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+};
+
+}  // namespace invar

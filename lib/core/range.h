@@ -1,0 +1,24 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace invar {
+
+// Half-open interval [begin, end) of indices.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+  bool empty() const { return end <= begin; }
+  bool contains(int64_t index) const { return begin <= index && index < end; }
+  bool operator==(const Range&) const = default;
+};
+
+inline Range intersect(Range a, Range b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+}  // namespace invar

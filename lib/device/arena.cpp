@@ -1,0 +1,62 @@
+#include "device/arena.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+namespace invar {
+
+Arena::Arena(std::string name, DeviceType device, int64_t capacity_bytes)
+    : name_(std::move(name)), device_(device), capacity_(capacity_bytes) {
+  INVAR_CHECK(device != DeviceType::kCuda, "arena '{}': built without CUDA", name_);
+  if (device_ == DeviceType::kMeta || capacity_ == 0) return;
+  // Anonymous pages come zeroed, page-aligned, and cost nothing until touched.
+  void* memory = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
+                "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or train.recompute: full");
+  }
+  base_ = static_cast<std::byte*>(memory);
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : name_(std::move(other.name_)),
+      device_(other.device_),
+      capacity_(std::exchange(other.capacity_, 0)),
+      used_(std::exchange(other.used_, 0)),
+      high_water_(other.high_water_),
+      base_(std::exchange(other.base_, nullptr)) {}
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(name_, other.name_);
+  std::swap(device_, other.device_);
+  std::swap(capacity_, other.capacity_);
+  std::swap(used_, other.used_);
+  std::swap(high_water_, other.high_water_);
+  std::swap(base_, other.base_);
+  return *this;
+}
+
+Arena::~Arena() {
+  if (base_ != nullptr) munmap(base_, static_cast<size_t>(capacity_));
+}
+
+Tensor Arena::allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape) {
+  Tensor tensor(nullptr, dtype, device_, shape);
+  const int64_t bytes = (tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  if (device_ != DeviceType::kMeta) {
+    INVAR_CHECK(used_ + bytes <= capacity_, "arena '{}' of {} bytes is full: {} used, '{}' wants {}", name_, capacity_,
+                used_, label, bytes);
+    tensor = Tensor(base_ + used_, dtype, device_, shape);
+  }
+  used_ += bytes;
+  high_water_ = std::max(high_water_, used_);
+  return tensor;
+}
+
+void Arena::release(Mark mark) {
+  INVAR_CHECK(mark <= used_, "arena '{}': released past its end", name_);
+  used_ = mark;
+}
+
+}  // namespace invar

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "core/range.h"
+#include "device/stream.h"
+
+namespace invar::ops {
+
+// Vocab-parallel cross entropy on a chunk of n tokens, in the three local steps between which the caller reduces over
+// ranks. logits f32 (n, width) are columns `vocabulary` (global token ids) of the whole row; ids at or past
+// vocabulary_size are padding and count as −inf. labels i32 (n); a negative label counts as masked: its loss and
+// gradient are 0.
+
+// maximum f32 (n), written; −inf for a rank with padding only.
+void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
+                const Tensor& maximum);
+// sum f32 (n) = Σ exp(logit − maximum); target f32 (n) = the label's logit if it is in `vocabulary`, else 0.
+void logits_sum_exp(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                    int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target);
+// losses f32 (n) = log(sum) + maximum − target, 0 where masked.
+void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
+                  const Tensor& target, const Tensor& losses);
+// d_logits (n, width), f32 or bf16 = (exp(logit − maximum)/sum − onehot) · scale, 0 where masked or padded. May be
+// the logits' own buffer if f32.
+void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale,
+                     const Tensor& d_logits);
+
+}  // namespace invar::ops

@@ -1,0 +1,32 @@
+# One way to declare each kind of target, so that flags live here only.
+
+add_library(invar_flags INTERFACE)
+target_compile_options(invar_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual)
+if(INVAR_WARNINGS_AS_ERRORS)
+  target_compile_options(invar_flags INTERFACE -Werror)
+endif()
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  # FMA everywhere: a multiply-add has one result on every machine that can run the binary.
+  target_compile_options(invar_flags INTERFACE -march=x86-64-v3)
+endif()
+if(INVAR_SANITIZE)
+  target_compile_options(invar_flags INTERFACE -fsanitize=${INVAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(invar_flags INTERFACE -fsanitize=${INVAR_SANITIZE})
+endif()
+
+# invar_library(NAME SOURCES a.cpp ... DEPENDS core ... [PRIVATE third::party ...]): one folder of lib/.
+function(invar_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  add_library(invar_${name} STATIC ${arg_SOURCES})
+  target_include_directories(invar_${name} PUBLIC ${CMAKE_SOURCE_DIR}/lib)
+  list(TRANSFORM arg_DEPENDS PREPEND invar_)
+  target_link_libraries(invar_${name} PUBLIC ${arg_DEPENDS} PRIVATE invar_flags ${arg_PRIVATE})
+endfunction()
+
+# invar_executable(NAME SOURCES ... DEPENDS ... [PRIVATE ...])
+function(invar_executable name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  list(TRANSFORM arg_DEPENDS PREPEND invar_)
+  target_link_libraries(${name} PRIVATE invar_flags ${arg_DEPENDS} ${arg_PRIVATE})
+endfunction()
