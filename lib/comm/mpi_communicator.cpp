@@ -1,0 +1,441 @@
+#include "comm/mpi_communicator.h"
+
+#include <mpi.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <iostream>
+#include <numeric>
+#include <optional>
+
+#include "comm/checks.h"
+#include "comm/launcher.h"
+#include "comm/reduction.h"
+#include "comm/self_communicator.h"
+
+namespace invar {
+namespace {
+
+constexpr int kMessageTag = 0;
+constexpr int kExchangeTag = 1;
+
+std::string mpi_error_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) return format("MPI error {}", code);
+  return std::string(text.data(), static_cast<size_t>(length));
+}
+
+void check_start(int code, std::string_view call) {
+  if (code != MPI_SUCCESS) throw Error(ErrorKind::kFault, format("{}: {}", call, mpi_error_text(code)));
+}
+
+// MPI objects may be freed between start and finalise only. Freeing a communicator is collective, so a rank that
+// unwinds must not try: its peers will not come.
+bool may_free() {
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  return finalised == 0 && std::uncaught_exceptions() == 0;
+}
+
+template <class T, ReduceOp op>
+void combine_elements(void* in, void* inout, int* count, MPI_Datatype*) {
+  const T* a = static_cast<const T*>(in);
+  T* b = static_cast<T*>(inout);
+  for (int i = 0; i < *count; ++i) b[i] = combine<op>(a[i], b[i]);
+}
+
+// What MPI lacks: bf16, and a maximum that keeps NaN.
+class MpiTypes {
+ public:
+  MpiTypes() {
+    check_start(MPI_Type_contiguous(static_cast<int>(sizeof(BF16)), MPI_BYTE, &bf16_), "MPI_Type_contiguous");
+    check_start(MPI_Type_commit(&bf16_), "MPI_Type_commit");
+    create(combine_elements<BF16, ReduceOp::kSum>, bf16_sum_);
+    create(combine_elements<BF16, ReduceOp::kMax>, bf16_max_);
+    create(combine_elements<BF16, ReduceOp::kMin>, bf16_min_);
+    create(combine_elements<float, ReduceOp::kMax>, f32_max_);
+    create(combine_elements<float, ReduceOp::kMin>, f32_min_);
+    create(combine_elements<double, ReduceOp::kMax>, f64_max_);
+    create(combine_elements<double, ReduceOp::kMin>, f64_min_);
+  }
+  MpiTypes(const MpiTypes&) = delete;
+  MpiTypes& operator=(const MpiTypes&) = delete;
+  ~MpiTypes() {
+    if (!may_free()) return;
+    for (MPI_Op* op : {&bf16_sum_, &bf16_max_, &bf16_min_, &f32_max_, &f32_min_, &f64_max_, &f64_min_}) MPI_Op_free(op);
+    MPI_Type_free(&bf16_);
+  }
+
+  MPI_Datatype type_of(DType dtype) const {
+    switch (dtype) {
+      case DType::kF32:
+        return MPI_FLOAT;
+      case DType::kBF16:
+        return bf16_;
+      case DType::kF64:
+        return MPI_DOUBLE;
+      case DType::kI32:
+        return MPI_INT32_T;
+      case DType::kI64:
+        return MPI_INT64_T;
+    }
+    return MPI_DATATYPE_NULL;
+  }
+
+  MPI_Op op_of(DType dtype, ReduceOp op) const {
+    const auto choose = [op](MPI_Op sum, MPI_Op max, MPI_Op min) {
+      return op == ReduceOp::kSum ? sum : op == ReduceOp::kMax ? max : min;
+    };
+    switch (dtype) {
+      case DType::kBF16:
+        return choose(bf16_sum_, bf16_max_, bf16_min_);
+      case DType::kF32:
+        return choose(MPI_SUM, f32_max_, f32_min_);
+      case DType::kF64:
+        return choose(MPI_SUM, f64_max_, f64_min_);
+      case DType::kI32:
+      case DType::kI64:
+        return choose(MPI_SUM, MPI_MAX, MPI_MIN);
+    }
+    return MPI_OP_NULL;
+  }
+
+ private:
+  static void create(MPI_User_function* function, MPI_Op& op) {
+    check_start(MPI_Op_create(function, /*commute=*/1, &op), "MPI_Op_create");
+  }
+
+  MPI_Datatype bf16_ = MPI_DATATYPE_NULL;
+  MPI_Op bf16_sum_ = MPI_OP_NULL, bf16_max_ = MPI_OP_NULL, bf16_min_ = MPI_OP_NULL;
+  MPI_Op f32_max_ = MPI_OP_NULL, f32_min_ = MPI_OP_NULL;
+  MPI_Op f64_max_ = MPI_OP_NULL, f64_min_ = MPI_OP_NULL;
+};
+
+// Host memory over MPI. Every rank gets the same bits of a reduction because each element is reduced once, on one rank:
+// all_reduce is a reduce_scatter and an all_gather. The order of the terms of a sum is the library's.
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, int rank, int size, std::string name, std::shared_ptr<const MpiTypes> types,
+                  int64_t largest_piece)
+      : Communicator(rank, size, std::move(name)), comm_(comm), types_(std::move(types)), piece_(largest_piece) {}
+  ~MpiCommunicator() override {
+    if (may_free()) MPI_Comm_free(&comm_);
+  }
+
+  // Takes comm; a group of one needs no MPI.
+  static std::unique_ptr<Communicator> adopt(MPI_Comm comm, std::string name, std::shared_ptr<const MpiTypes> types,
+                                             int64_t largest_piece) {
+    int rank = 0;
+    int size = 1;
+    check_start(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_start(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+    check_start(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+    if (size == 1) {
+      MPI_Comm_free(&comm);
+      return make_self_communicator(std::move(name));
+    }
+    return std::make_unique<MpiCommunicator>(comm, rank, size, std::move(name), std::move(types), largest_piece);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    check("split", 0, MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part));
+    return part == MPI_COMM_NULL ? nullptr : adopt(part, std::move(name), types_, piece_);
+  }
+
+  void all_reduce(const Stream&, const Tensor& buffer, ReduceOp op) override {
+    check_all_reduce(*this, buffer);
+    if (!moves_host_bytes(*this, "all_reduce", buffer)) return;
+    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    const MPI_Op mpi_op = types_->op_of(buffer.dtype(), op);
+    for_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
+      const Parts parts = equal_parts(count);
+      std::byte* piece = at(buffer, begin);
+      reduce_scatter_in_place("all_reduce", piece, parts, buffer.dtype(), mpi_op);
+      check("all_reduce", count,
+            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece, parts.counts.data(), parts.offsets.data(), type,
+                           comm_));
+    });
+  }
+
+  void all_gather(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts) override {
+    check_all_gather(*this, send, receive, counts);
+    if (!moves_host_bytes(*this, "all_gather", send) || receive.empty()) return;
+    std::byte* place = at(receive, offset_of(counts, rank()));
+    if (!send.empty() && send.raw() != place) std::memcpy(place, send.raw(), static_cast<size_t>(send.bytes()));
+    const MPI_Datatype type = types_->type_of(receive.dtype());
+    if (receive.numel() <= piece_) {
+      const Parts parts = parts_of(counts);
+      check("all_gather", receive.numel(),
+            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, receive.raw(), parts.counts.data(), parts.offsets.data(),
+                           type, comm_));
+      return;
+    }
+    for (int root = 0; root < size(); ++root) {  // offsets are ints too: one part after another
+      std::byte* part = at(receive, offset_of(counts, root));
+      broadcast_bytes("all_gather", part, counts[static_cast<size_t>(root)], receive.dtype(), root);
+    }
+  }
+
+  void reduce_scatter(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
+                      ReduceOp op) override {
+    check_reduce_scatter(*this, send, receive, counts);
+    if (!moves_host_bytes(*this, "reduce_scatter", send) || send.empty()) return;
+    const MPI_Op mpi_op = types_->op_of(send.dtype(), op);
+    const bool in_place = !receive.empty() && receive.raw() == at(send, offset_of(counts, rank()));
+    if (send.numel() > piece_) return reduce_parts(send, receive, counts, mpi_op, in_place);
+    const Parts parts = parts_of(counts);
+    if (in_place) {
+      reduce_scatter_in_place("reduce_scatter", static_cast<std::byte*>(send.raw()), parts, send.dtype(), mpi_op);
+    } else {
+      check("reduce_scatter", send.numel(),
+            MPI_Reduce_scatter(send.raw(), receive.raw(), parts.counts.data(), types_->type_of(send.dtype()), mpi_op,
+                               comm_));
+    }
+  }
+
+  void all_to_all(const Stream&, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
+                  std::span<const int64_t> receive_counts) override {
+    check_all_to_all(*this, send, send_counts, receive, receive_counts);
+    if (!moves_host_bytes(*this, "all_to_all", send)) return;
+    const MPI_Datatype type = types_->type_of(send.dtype());
+    std::vector<MPI_Request> requests;
+    std::vector<int> expected;  // elements of each receive, which are posted first
+    for_peers([&](int peer) {
+      const int64_t offset = offset_of(receive_counts, peer);
+      for_pieces(receive_counts[static_cast<size_t>(peer)], [&](int64_t begin, int64_t count) {
+        expected.push_back(as_count(count));
+        check("all_to_all", receive.numel(),
+              MPI_Irecv(at(receive, offset + begin), as_count(count), type, peer, kExchangeTag, comm_,
+                        &requests.emplace_back()));
+      });
+    });
+    for_peers([&](int peer) {
+      const int64_t offset = offset_of(send_counts, peer);
+      for_pieces(send_counts[static_cast<size_t>(peer)], [&](int64_t begin, int64_t count) {
+        check("all_to_all", send.numel(),
+              MPI_Isend(at(send, offset + begin), as_count(count), type, peer, kExchangeTag, comm_,
+                        &requests.emplace_back()));
+      });
+    });
+    if (const int64_t own = send_counts[static_cast<size_t>(rank())]; own > 0) {
+      std::memcpy(at(receive, offset_of(receive_counts, rank())), at(send, offset_of(send_counts, rank())),
+                  static_cast<size_t>(own * size_of(send.dtype())));
+    }
+    finish_exchange(requests, expected, type);
+  }
+
+  void broadcast(const Stream&, const Tensor& buffer, int root) override {
+    check_broadcast(*this, buffer, root);
+    if (!moves_host_bytes(*this, "broadcast", buffer)) return;
+    broadcast_bytes("broadcast", static_cast<std::byte*>(buffer.raw()), buffer.numel(), buffer.dtype(), root);
+  }
+
+  // An empty tensor sends an empty message, so that a peer which expects more finds out.
+  void send(const Stream&, const Tensor& buffer, int to) override {
+    check_point_to_point(*this, "send", buffer, to);
+    if (!moves_host_bytes(*this, "send", buffer)) return;
+    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    for_message_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
+      check("send", count, MPI_Send(at(buffer, begin), as_count(count), type, to, kMessageTag, comm_));
+    });
+  }
+
+  void receive(const Stream&, const Tensor& buffer, int from) override {
+    check_point_to_point(*this, "receive", buffer, from);
+    if (!moves_host_bytes(*this, "receive", buffer)) return;
+    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    for_message_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
+      MPI_Status status{};
+      check("receive", count, MPI_Recv(at(buffer, begin), as_count(count), type, from, kMessageTag, comm_, &status));
+      check_received("receive", status, type, as_count(count));
+    });
+  }
+
+  void barrier() override { check("barrier", 0, MPI_Barrier(comm_)); }
+
+ private:
+  // The counts and offsets that MPI takes.
+  struct Parts {
+    std::vector<int> counts;
+    std::vector<int> offsets;
+  };
+
+  // Every count and offset for MPI passes here: none is larger than a piece.
+  int as_count(int64_t count) const {
+    INVAR_CHECK(0 <= count && count <= piece_, "{} elements in one MPI call, limit {}", count, piece_);
+    return static_cast<int>(count);
+  }
+
+  Parts parts_of(std::span<const int64_t> counts) const {
+    Parts parts;
+    int64_t offset = 0;
+    for (const int64_t count : counts) {
+      parts.counts.push_back(as_count(count));
+      parts.offsets.push_back(as_count(offset));
+      offset += count;
+    }
+    return parts;
+  }
+
+  Parts equal_parts(int64_t total) const {
+    std::vector<int64_t> counts;
+    for (int r = 0; r < size(); ++r) counts.push_back(part_of(total, size(), r).size());
+    return parts_of(counts);
+  }
+
+  template <class F>
+  void for_pieces(int64_t total, F f) const {
+    for (int64_t begin = 0; begin < total; begin += piece_) f(begin, std::min(piece_, total - begin));
+  }
+
+  template <class F>
+  void for_message_pieces(int64_t total, F f) const {
+    if (total == 0) return f(int64_t{0}, int64_t{0});
+    for_pieces(total, f);
+  }
+
+  // Starts behind this rank, so that the ranks do not all begin with rank 0.
+  template <class F>
+  void for_peers(F f) const {
+    for (int step = 1; step < size(); ++step) f((rank() + step) % size());
+  }
+
+  static std::byte* at(const Tensor& tensor, int64_t element) {
+    return static_cast<std::byte*>(tensor.raw()) + element * size_of(tensor.dtype());
+  }
+
+  void check(std::string_view operation, int64_t elements, int code) const {
+    if (code != MPI_SUCCESS) {
+      fail_collective(*this, operation, format("{} elements: {}", elements, mpi_error_text(code)));
+    }
+  }
+
+  void check_received(std::string_view operation, const MPI_Status& status, MPI_Datatype type, int expected) const {
+    int received = 0;
+    MPI_Get_count(&status, type, &received);
+    if (received != expected) {
+      fail_collective(*this, operation,
+                      format("expected {} elements of rank {}, got {}", expected, status.MPI_SOURCE, received));
+    }
+  }
+
+  void broadcast_bytes(std::string_view operation, std::byte* data, int64_t elements, DType dtype, int root) const {
+    for_pieces(elements, [&](int64_t begin, int64_t count) {
+      std::byte* piece = data + begin * size_of(dtype);
+      check(operation, count, MPI_Bcast(piece, as_count(count), types_->type_of(dtype), root, comm_));
+    });
+  }
+
+  // Leaves this rank's part of the sum at its place in data. MPI allows some ranks to be in place and others not.
+  void reduce_scatter_in_place(std::string_view operation, std::byte* data, const Parts& parts, DType dtype,
+                               MPI_Op op) const {
+    check(operation, std::reduce(parts.counts.begin(), parts.counts.end(), int64_t{0}),
+          MPI_Reduce_scatter(MPI_IN_PLACE, data, parts.counts.data(), types_->type_of(dtype), op, comm_));
+    const auto own = static_cast<size_t>(rank());
+    const int64_t width = size_of(dtype);
+    std::memmove(data + parts.offsets[own] * width, data, static_cast<size_t>(parts.counts[own] * width));
+  }
+
+  // reduce_scatter of a tensor too large for one call: one part after another, each to its owner.
+  void reduce_parts(const Tensor& send, const Tensor& receive, std::span<const int64_t> counts, MPI_Op op,
+                    bool in_place) const {
+    for (int root = 0; root < size(); ++root) {
+      const int64_t offset = offset_of(counts, root);
+      const bool mine = root == rank();
+      for_pieces(counts[static_cast<size_t>(root)], [&](int64_t begin, int64_t count) {
+        const void* from = mine && in_place ? MPI_IN_PLACE : at(send, offset + begin);
+        void* to = mine ? at(receive, begin) : nullptr;
+        check("reduce_scatter", send.numel(),
+              MPI_Reduce(from, to, as_count(count), types_->type_of(send.dtype()), op, root, comm_));
+      });
+    }
+  }
+
+  void finish_exchange(std::vector<MPI_Request>& requests, std::span<const int> expected, MPI_Datatype type) const {
+    std::vector<MPI_Status> statuses(requests.size());
+    const int code = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), statuses.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (const MPI_Status& status : statuses) {
+        if (status.MPI_ERROR != MPI_ERR_PENDING) check("all_to_all", 0, status.MPI_ERROR);
+      }
+    }
+    check("all_to_all", 0, code);
+    for (size_t i = 0; i < expected.size(); ++i) check_received("all_to_all", statuses[i], type, expected[i]);
+  }
+
+  MPI_Comm comm_;
+  std::shared_ptr<const MpiTypes> types_;
+  int64_t piece_;
+};
+
+// After MPI_Init: the launcher's processes must be one MPI job, not n jobs of one.
+void check_world_size(const Launcher& launcher, int size) {
+  if (size > 1 || launcher.ranks <= 1) return;
+  throw Error(ErrorKind::kConfig,
+              format("{} started {} processes, but MPI sees one: each would run the whole job by itself", launcher.name,
+                     launcher.ranks),
+              "start with the mpirun of the MPI that invar was built with, or with srun --mpi=pmix "
+              "(srun --mpi=list shows what there is)");
+}
+
+}  // namespace
+
+MpiSession::MpiSession(int* argc, char*** argv) {
+  const std::optional<Launcher> launcher = find_launcher([](const char* name) { return std::getenv(name); });
+  if (!launcher) {
+    world_ = make_self_communicator();
+    return;
+  }
+  int provided = MPI_THREAD_SINGLE;
+  check_start(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int size = 1;
+  check_start(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+  try {
+    check_world_size(*launcher, size);
+  } catch (...) {
+    MPI_Finalize();  // alone: nobody to wait for
+    throw;
+  }
+  if (provided < MPI_THREAD_FUNNELED) {
+    throw Error(ErrorKind::kConfig, "this MPI does not support MPI_THREAD_FUNNELED",
+                "use an MPI library that was built with thread support");
+  }
+  MPI_Comm host = MPI_COMM_NULL;
+  check_start(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+              "MPI_Comm_split_type");
+  check_start(MPI_Comm_rank(host, &local_rank_), "MPI_Comm_rank");
+  check_start(MPI_Comm_size(host, &local_size_), "MPI_Comm_size");
+  MPI_Comm_free(&host);
+  initialised_ = true;
+  world_ = make_world();
+}
+
+std::unique_ptr<Communicator> MpiSession::make_world(int64_t largest_piece) const {
+  INVAR_CHECK(1 <= largest_piece && largest_piece <= kLargestPiece, "pieces of {}", largest_piece);
+  if (!initialised_) return make_self_communicator();
+  MPI_Comm all = MPI_COMM_NULL;
+  check_start(MPI_Comm_dup(MPI_COMM_WORLD, &all), "MPI_Comm_dup");
+  return MpiCommunicator::adopt(all, "world", std::make_shared<const MpiTypes>(), largest_piece);
+}
+
+MpiSession::~MpiSession() {
+  if (!initialised_ || std::uncaught_exceptions() > 0) return;
+  world_.reset();
+  MPI_Finalize();
+}
+
+void MpiSession::abort(int exit_code) {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  if (initialised_) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+}  // namespace invar

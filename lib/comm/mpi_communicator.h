@@ -1,5 +1,7 @@
 #pragma once
 
+#include <limits>
+
 #include "comm/communicator.h"
 
 namespace invar {
@@ -9,7 +11,10 @@ namespace invar {
 // communicator.
 class MpiSession {
  public:
+  // Throws Error{kConfig} if a launcher started several processes that MPI does not see as one job.
   MpiSession(int* argc, char*** argv);
+  // Finalises, which waits for the other ranks. While an exception unwinds main it does not: they may be waiting for
+  // this rank in a collective. The launcher ends them when this process returns its exit code without finalising.
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -20,6 +25,12 @@ class MpiSession {
   int local_size() const { return local_size_; }
   // Ends every process of the job with this exit code. Does not return.
   [[noreturn]] void abort(int exit_code);
+
+  // Elements that one MPI call can move: its counts are ints.
+  static constexpr int64_t kLargestPiece = std::numeric_limits<int>::max();
+  // Another communicator over all ranks (collective) that moves larger tensors in pieces of at most `largest_piece`.
+  // Tests set it small, so that what takes 4 GB tensors otherwise is tried with small ones.
+  std::unique_ptr<Communicator> make_world(int64_t largest_piece = kLargestPiece) const;
 
  private:
   bool initialised_ = false;

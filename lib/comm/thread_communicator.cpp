@@ -1,0 +1,193 @@
+#include "comm/thread_communicator.h"
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "comm/checks.h"
+#include "comm/reduction.h"
+#include "comm/thread_group.h"
+
+namespace invar {
+namespace {
+
+// Calls f with a value of the element type and one of std::integral_constant<ReduceOp>.
+template <class F>
+void with_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kF32:
+      return f(float{});
+    case DType::kBF16:
+      return f(BF16{});
+    case DType::kF64:
+      return f(double{});
+    case DType::kI32:
+      return f(int32_t{});
+    case DType::kI64:
+      return f(int64_t{});
+  }
+}
+
+template <class F>
+void with_op(ReduceOp op, F f) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return f(std::integral_constant<ReduceOp, ReduceOp::kSum>{});
+    case ReduceOp::kMax:
+      return f(std::integral_constant<ReduceOp, ReduceOp::kMax>{});
+    case ReduceOp::kMin:
+      return f(std::integral_constant<ReduceOp, ReduceOp::kMin>{});
+  }
+}
+
+// out[i] = elements `first + i` of all ranks' send buffers, combined in ascending rank order. out may be this rank's
+// own part of a send buffer: nobody else reads that part.
+void reduce_part(const ThreadGroup& group, const ThreadCall& call, int64_t first, int64_t count, std::byte* out) {
+  with_dtype(call.dtype, [&]<class T>(T) {
+    with_op(call.op, [&](auto op) {
+      const auto element = [&](int rank, int64_t i) {
+        return reinterpret_cast<const T*>(group.call_of(rank).send)[first + i];
+      };
+      for (int64_t i = 0; i < count; ++i) {
+        T sum = element(0, i);
+        for (int rank = 1; rank < group.size(); ++rank) sum = combine<op()>(sum, element(rank, i));
+        reinterpret_cast<T*>(out)[i] = sum;
+      }
+    });
+  });
+}
+
+void copy_elements(std::byte* to, const std::byte* from, int64_t count, DType dtype) {
+  if (count > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(count * size_of(dtype)));
+}
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(int rank, std::shared_ptr<ThreadGroup> group, std::string name)
+      : Communicator(rank, group->size(), std::move(name)), group_(std::move(group)) {}
+  ~ThreadCommunicator() override { group_->leave(rank()); }
+
+  std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
+    const ThreadGroup::Seat seat = group_->split(*this, color, key);
+    if (!seat.group) return nullptr;
+    return std::make_unique<ThreadCommunicator>(seat.rank, seat.group, std::move(name));
+  }
+
+  // Each rank combines one part and writes it into every buffer: nobody else touches that part.
+  void all_reduce(const Stream&, const Tensor& buffer, ReduceOp op) override {
+    check_all_reduce(*this, buffer);
+    if (!moves_host_bytes(*this, "all_reduce", buffer)) return;
+    const ThreadCall call = call_on("all_reduce", buffer, buffer, buffer.numel(), op);
+    group_->meet(*this, call);
+    const Range part = part_of(buffer.numel(), size(), rank());
+    const int64_t offset = part.begin * size_of(call.dtype);
+    reduce_part(*group_, call, part.begin, part.size(), call.receive + offset);
+    for (int r = 0; r < size(); ++r) {
+      copy_elements(group_->call_of(r).receive + offset, call.receive + offset, part.size(), call.dtype);
+    }
+    group_->finish();
+  }
+
+  void all_gather(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts) override {
+    check_all_gather(*this, send, receive, counts);
+    if (!moves_host_bytes(*this, "all_gather", send)) return;
+    ThreadCall call = call_on("all_gather", send, receive, receive.numel());
+    call.counts = counts;
+    group_->meet(*this, call);
+    for (int r = 0; r < size(); ++r) {
+      copy_elements(call.receive + offset_of(counts, r) * size_of(call.dtype), group_->call_of(r).send,
+                    counts[static_cast<size_t>(r)], call.dtype);
+    }
+    group_->finish();
+  }
+
+  void reduce_scatter(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
+                      ReduceOp op) override {
+    check_reduce_scatter(*this, send, receive, counts);
+    if (!moves_host_bytes(*this, "reduce_scatter", send)) return;
+    ThreadCall call = call_on("reduce_scatter", send, receive, send.numel(), op);
+    call.counts = counts;
+    group_->meet(*this, call);
+    reduce_part(*group_, call, offset_of(counts, rank()), receive.numel(), call.receive);
+    group_->finish();
+  }
+
+  void all_to_all(const Stream&, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
+                  std::span<const int64_t> receive_counts) override {
+    check_all_to_all(*this, send, send_counts, receive, receive_counts);
+    if (!moves_host_bytes(*this, "all_to_all", send)) return;
+    ThreadCall call = call_on("all_to_all", send, receive, send.numel());
+    call.counts = send_counts;
+    call.receive_counts = receive_counts;
+    group_->meet(*this, call);
+    for (int r = 0; r < size(); ++r) {
+      const ThreadCall& peer = group_->call_of(r);
+      copy_elements(call.receive + offset_of(receive_counts, r) * size_of(call.dtype),
+                    peer.send + offset_of(peer.counts, rank()) * size_of(call.dtype),
+                    receive_counts[static_cast<size_t>(r)], call.dtype);
+    }
+    group_->finish();
+  }
+
+  void broadcast(const Stream&, const Tensor& buffer, int root) override {
+    check_broadcast(*this, buffer, root);
+    if (!moves_host_bytes(*this, "broadcast", buffer)) return;
+    ThreadCall call = call_on("broadcast", buffer, buffer, buffer.numel());
+    call.root = root;
+    group_->meet(*this, call);
+    copy_elements(call.receive, group_->call_of(root).send, call.elements, call.dtype);
+    group_->finish();
+  }
+
+  void send(const Stream&, const Tensor& buffer, int to) override {
+    check_point_to_point(*this, "send", buffer, to);
+    if (moves_host_bytes(*this, "send", buffer)) group_->send(*this, buffer, to);
+  }
+
+  void receive(const Stream&, const Tensor& buffer, int from) override {
+    check_point_to_point(*this, "receive", buffer, from);
+    if (moves_host_bytes(*this, "receive", buffer)) group_->receive(*this, buffer, from);
+  }
+
+  void barrier() override { group_->meet(*this, ThreadCall{.operation = "barrier"}); }
+
+ private:
+  static ThreadCall call_on(std::string_view operation, const Tensor& send, const Tensor& receive, int64_t elements,
+                            ReduceOp op = ReduceOp::kSum) {
+    return {.operation = operation,
+            .dtype = send.dtype(),
+            .op = op,
+            .elements = elements,
+            .send = static_cast<const std::byte*>(send.raw()),
+            .receive = static_cast<std::byte*>(receive.raw())};
+  }
+
+  std::shared_ptr<ThreadGroup> group_;
+};
+
+}  // namespace
+
+void run_thread_ranks(int size, const std::function<void(Communicator& world)>& body) {
+  INVAR_CHECK(size >= 1, "{} ranks", size);
+  const auto job = std::make_shared<ThreadJob>();
+  const auto group = std::make_shared<ThreadGroup>(size, job);
+  const auto run_rank = [&](int rank) {
+    try {
+      ThreadCommunicator world(rank, group, "world");
+      body(world);
+    } catch (...) {
+      job->fail_with_current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    try {
+      for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
+    } catch (...) {
+      job->fail_with_current_exception();  // no more threads to be had: release those that run
+    }
+  }
+  job->rethrow_if_failed();
+}
+
+}  // namespace invar

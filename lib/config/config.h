@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace invar {
@@ -35,6 +36,8 @@ struct ModelConfig {
   double rope_theta = 1e6;
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 struct ParallelConfig {
@@ -43,11 +46,15 @@ struct ParallelConfig {
   int data = 0;  // 0: auto, world / (tensor · gtp)
   int gtp = 1;
   bool uneven = false;
+
+  bool operator==(const ParallelConfig&) const = default;
 };
 
 struct NumericsConfig {
   Precision precision = Precision::kBF16;
   Reduction reduction = Reduction::kFast;
+
+  bool operator==(const NumericsConfig&) const = default;
 };
 
 struct TrainConfig {
@@ -57,8 +64,10 @@ struct TrainConfig {
   int64_t global_batch_size = 0;  // 0: micro_batch_size · data
   uint64_t seed = 1234;
   RecomputeKind recompute = RecomputeKind::kNone;
-  int64_t eval_every = 0;  // 0: never
+  int64_t eval_every = 0;    // 0: never
   int64_t eval_batches = 8;  // global batches per evaluation
+
+  bool operator==(const TrainConfig&) const = default;
 };
 
 struct OptimizerConfig {
@@ -68,6 +77,8 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double clip_grad = 1.0;  // 0: no clipping
+
+  bool operator==(const OptimizerConfig&) const = default;
 };
 
 struct ScheduleConfig {
@@ -76,15 +87,19 @@ struct ScheduleConfig {
   int64_t decay_steps = 0;      // 0: train.steps
   int64_t wsd_decay_steps = 0;  // length of the final decay of wsd
   double min_lr = 0;
+
+  bool operator==(const ScheduleConfig&) const = default;
 };
 
 struct DataConfig {
   DataKind kind = DataKind::kMock;
-  std::string path;             // tokens: the .bin file; megatron: the prefix of .bin and .idx
-  std::string token_dtype;      // tokens without a known header: uint16 | uint32
-  int64_t eod_id = -1;          // −1: vocab_size − 1
+  std::string path;                  // tokens: the .bin file; megatron: the prefix of .bin and .idx
+  std::string token_dtype;           // tokens without a known header: uint16 | uint32
+  int64_t eod_id = -1;               // −1: vocab_size − 1
   double validation_fraction = 0.0;  // tail of the data kept for evaluation (kinds tokens and mock)
   std::string split = "969, 30, 1";  // megatron: weights of train, validation, test
+
+  bool operator==(const DataConfig&) const = default;
 };
 
 struct CheckpointConfig {
@@ -93,11 +108,15 @@ struct CheckpointConfig {
   int64_t keep = 2;
   std::string resume = "auto";  // auto | never | PATH
   std::string export_dir;       // Hugging Face folder written at the end of training; empty: none
+
+  bool operator==(const CheckpointConfig&) const = default;
 };
 
 struct LogConfig {
   std::string dir;
   int64_t every = 1;
+
+  bool operator==(const LogConfig&) const = default;
 };
 
 struct Config {
@@ -111,6 +130,11 @@ struct Config {
   DataConfig data;
   CheckpointConfig checkpoint;
   LogConfig log;
+
+  // Where each given key came from, by "section.key": "qwen3.yaml:12" or "argument train.steps=5". For messages only.
+  std::map<std::string, std::string> origin;
+
+  bool operator==(const Config&) const = default;
 };
 
 }  // namespace invar

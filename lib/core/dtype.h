@@ -8,8 +8,8 @@ namespace invar {
 
 enum class DType : uint8_t { kF32, kBF16, kF64, kI32, kI64 };
 
-int64_t size_of(DType dtype);               // bytes per element
-std::string_view name_of(DType dtype);      // "f32", "bf16", ...
+int64_t size_of(DType dtype);           // bytes per element
+std::string_view name_of(DType dtype);  // "f32", "bf16", ...
 
 // bfloat16: storage only. Arithmetic is done in float.
 struct BF16 {
@@ -32,14 +32,24 @@ static_assert(sizeof(BF16) == 2);
 template <class T>
 struct DTypeOf;
 template <>
-struct DTypeOf<float> { static constexpr DType value = DType::kF32; };
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
 template <>
-struct DTypeOf<BF16> { static constexpr DType value = DType::kBF16; };
+struct DTypeOf<BF16> {
+  static constexpr DType value = DType::kBF16;
+};
 template <>
-struct DTypeOf<double> { static constexpr DType value = DType::kF64; };
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
 template <>
-struct DTypeOf<int32_t> { static constexpr DType value = DType::kI32; };
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kI32;
+};
 template <>
-struct DTypeOf<int64_t> { static constexpr DType value = DType::kI64; };
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kI64;
+};
 
 }  // namespace invar

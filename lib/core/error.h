@@ -27,6 +27,10 @@ class Error : public std::runtime_error {
   const std::string& hint() const { return hint_; }
   // "lib/ops/matmul.cpp:42"; printed for faults only.
   std::string location() const;
+  // The same error with its circumstances in front: "step 12: ...".
+  Error in(const std::string& circumstances) const {
+    return Error(kind_, circumstances + ": " + what(), hint_, where_);
+  }
 
  private:
   ErrorKind kind_;
@@ -35,12 +39,12 @@ class Error : public std::runtime_error {
 };
 
 // A condition that only a defect in invar can break. Throws Error{kFault} with the condition's text.
-#define INVAR_CHECK(condition, ...)                                                                        \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      throw ::invar::Error(::invar::ErrorKind::kFault,                                                     \
+#define INVAR_CHECK(condition, ...)                                                                       \
+  do {                                                                                                    \
+    if (!(condition)) {                                                                                   \
+      throw ::invar::Error(::invar::ErrorKind::kFault,                                                    \
                            std::string("check failed: " #condition ": ") + ::invar::format(__VA_ARGS__)); \
-    }                                                                                                      \
+    }                                                                                                     \
   } while (false)
 
 }  // namespace invar

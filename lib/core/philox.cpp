@@ -6,7 +6,6 @@
 namespace invar {
 namespace {
 
-
 // Natural logarithm of x in (0, 1], error below 1e-15: x = m 2^e, log m = 2 atanh((m - 1) / (m + 1)).
 double log_of(double x) {
   const auto bits = std::bit_cast<uint64_t>(x);
@@ -31,27 +30,38 @@ double cos_of_turn(double t) {
   const bool flip = u > 0.78539816339744830962;
   const double v = flip ? 1.57079632679489661923 - u : u;  // [0, pi/4]
   const double v2 = v * v;
-  const double c = 1.0 + v2 * (-1.0 / 2 + v2 * (1.0 / 24 + v2 * (-1.0 / 720 + v2 * (1.0 / 40320 + v2 * (-1.0 / 3628800 + v2 / 479001600.0)))));
-  const double s = v * (1.0 + v2 * (-1.0 / 6 + v2 * (1.0 / 120 + v2 * (-1.0 / 5040 + v2 * (1.0 / 362880 + v2 * (-1.0 / 39916800 + v2 / 6227020800.0))))));
+  const double c =
+      1.0 + v2 * (-1.0 / 2 +
+                  v2 * (1.0 / 24 + v2 * (-1.0 / 720 + v2 * (1.0 / 40320 + v2 * (-1.0 / 3628800 + v2 / 479001600.0)))));
+  const double s =
+      v * (1.0 + v2 * (-1.0 / 6 +
+                       v2 * (1.0 / 120 +
+                             v2 * (-1.0 / 5040 + v2 * (1.0 / 362880 + v2 * (-1.0 / 39916800 + v2 / 6227020800.0))))));
   const double cosine = flip ? s : c;  // of u
   const double sine = flip ? c : s;
   switch (quadrant) {
-    case 0: return cosine;
-    case 1: return -sine;
-    case 2: return -cosine;
-    default: return sine;
+    case 0:
+      return cosine;
+    case 1:
+      return -sine;
+    case 2:
+      return -cosine;
+    default:
+      return sine;
   }
 }
 
 }  // namespace
 
 Philox::Philox(uint64_t seed, RandomPurpose purpose, uint64_t stream) {
-  key_ = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(purpose) * 0x85ebca6bu)};
+  key_ = {static_cast<uint32_t>(seed),
+          static_cast<uint32_t>(seed >> 32) ^ (static_cast<uint32_t>(purpose) * 0x85ebca6bu)};
   high_counter_ = {static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)};
 }
 
 std::array<uint32_t, 4> Philox::block(uint64_t index) const {
-  std::array<uint32_t, 4> c = {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), high_counter_[0], high_counter_[1]};
+  std::array<uint32_t, 4> c = {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), high_counter_[0],
+                               high_counter_[1]};
   uint32_t k0 = key_[0];
   uint32_t k1 = key_[1];
   for (int round = 0; round < 10; ++round) {

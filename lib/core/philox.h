@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string_view>
 
-
 namespace invar {
 
 // What a random number is for; part of the key, so that streams never meet.
@@ -16,7 +15,7 @@ class Philox {
  public:
   Philox(uint64_t seed, RandomPurpose purpose, uint64_t stream);
 
-  std::array<uint32_t, 4> block(uint64_t index) const;   // four independent 32-bit words
+  std::array<uint32_t, 4> block(uint64_t index) const;  // four independent 32-bit words
   uint64_t bits64(uint64_t index) const;
   uint64_t below(uint64_t index, uint64_t bound) const;  // uniform in [0, bound)
 

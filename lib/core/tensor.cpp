@@ -4,9 +4,12 @@ namespace invar {
 
 std::string_view name_of(DeviceType device) {
   switch (device) {
-    case DeviceType::kCpu: return "cpu";
-    case DeviceType::kCuda: return "cuda";
-    case DeviceType::kMeta: return "meta";
+    case DeviceType::kCpu:
+      return "cpu";
+    case DeviceType::kCuda:
+      return "cuda";
+    case DeviceType::kMeta:
+      return "meta";
   }
   return "?";
 }

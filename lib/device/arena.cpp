@@ -11,10 +11,12 @@ Arena::Arena(std::string name, DeviceType device, int64_t capacity_bytes)
   INVAR_CHECK(device != DeviceType::kCuda, "arena '{}': built without CUDA", name_);
   if (device_ == DeviceType::kMeta || capacity_ == 0) return;
   // Anonymous pages come zeroed, page-aligned, and cost nothing until touched.
-  void* memory = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    throw Error(ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
-                "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or train.recompute: full");
+    throw Error(
+        ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
+        "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or train.recompute: full");
   }
   base_ = static_cast<std::byte*>(memory);
 }

@@ -1,0 +1,147 @@
+#include "ops/cross_entropy.h"
+
+#include <algorithm>
+
+#include "ops/cpu/element.h"
+#include "ops/cpu/exp_block.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/dispatch.h"
+
+namespace invar::ops {
+
+namespace {
+
+using cpu::store;
+
+// The columns of a chunk of logits that are tokens, not padding.
+struct Columns {
+  Columns(const Tensor& logits, Range vocabulary, int64_t vocabulary_size)
+      : width(logits.dim(1)), tokens(intersect(vocabulary, {0, vocabulary_size})), first(vocabulary.begin) {}
+
+  int64_t count() const { return tokens.size(); }
+  // Column of the label, or -1 where it is masked or on another rank.
+  int64_t of(int32_t label) const { return tokens.contains(label) ? label - first : -1; }
+
+  int64_t width;
+  Range tokens;
+  int64_t first;
+};
+
+void sum_exp_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels,
+                 const float* maximum, float* sum, float* target) {
+  cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const float* row = logits + t * columns.width;
+      const float peak = maximum[t];
+      double total = 0;
+      const auto exponent = [=](int64_t c) { return row[c] - peak; };
+      cpu::for_exp_blocks(columns.count(), exponent, [&](int64_t, int64_t count, const float* e) {
+        total += static_cast<double>(cpu::lane_sum(count, [=](int64_t i, float part) { return part + e[i]; }));
+      });
+      sum[t] = static_cast<float>(total);
+      const int64_t column = columns.of(labels[t]);
+      target[t] = column < 0 ? 0.0f : row[column];
+    }
+  });
+}
+
+template <class T>
+void gradient_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels,
+                  const float* maximum, const float* sum, float scale, T* d_logits) {
+  cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const float* row = logits + t * columns.width;
+      T* d_row = d_logits + t * columns.width;
+      const int64_t count = labels[t] < 0 ? 0 : columns.count();
+      const int64_t column = columns.of(labels[t]);
+      const float peak = maximum[t];
+      const float total = sum[t];
+      const auto exponent = [=](int64_t c) { return row[c] - peak; };
+      cpu::for_exp_blocks(count, exponent, [=](int64_t first, int64_t size, const float* e) {
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) store(d_row[first + i], e[i] / total * scale);
+        const int64_t i = column - first;
+        if (0 <= i && i < size) store(d_row[column], (e[i] / total - 1.0f) * scale);
+      });
+      std::fill(d_row + count, d_row + columns.width, T{});
+    }
+  });
+}
+
+void expect_logits(std::string_view op, const Tensor& logits, Range vocabulary) {
+  INVAR_CHECK(logits.dims() == 2, "{}: logits is {}, expected 2 dims", op, logits.describe());
+  expect(op, "logits", logits, DType::kF32, {logits.dim(0), vocabulary.size()});
+}
+
+}  // namespace
+
+void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
+                const Tensor& maximum) {
+  constexpr auto kOp = "logits_max";
+  expect_logits(kOp, logits, vocabulary);
+  expect(kOp, "maximum", maximum, DType::kF32, {logits.dim(0)});
+  if (!runs_on_cpu(kOp, stream, {&logits, &maximum})) return;
+  const Columns columns(logits, vocabulary, vocabulary_size);
+  const float* x = logits.data<float>();
+  float* out = maximum.data<float>();
+  cpu::parallel_for(stream.threads(), logits.dim(0), columns.width, [=](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) out[t] = cpu::lane_max(columns.count(), x + t * columns.width);
+  });
+}
+
+void logits_sum_exp(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                    int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
+  constexpr auto kOp = "logits_sum_exp";
+  expect_logits(kOp, logits, vocabulary);
+  const int64_t n = logits.dim(0);
+  expect(kOp, "labels", labels, DType::kI32, {n});
+  expect(kOp, "maximum", maximum, DType::kF32, {n});
+  expect(kOp, "sum", sum, DType::kF32, {n});
+  expect(kOp, "target", target, DType::kF32, {n});
+  if (!runs_on_cpu(kOp, stream, {&logits, &labels, &maximum, &sum, &target})) return;
+  sum_exp_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
+              labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), target.data<float>());
+}
+
+void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
+                  const Tensor& target, const Tensor& losses) {
+  constexpr auto kOp = "token_losses";
+  INVAR_CHECK(losses.dims() == 1, "{}: losses is {}, expected 1 dim", kOp, losses.describe());
+  const int64_t n = losses.dim(0);
+  expect(kOp, "labels", labels, DType::kI32, {n});
+  expect(kOp, "maximum", maximum, DType::kF32, {n});
+  expect(kOp, "sum", sum, DType::kF32, {n});
+  expect(kOp, "target", target, DType::kF32, {n});
+  expect(kOp, "losses", losses, DType::kF32, {n});
+  if (!runs_on_cpu(kOp, stream, {&labels, &maximum, &sum, &target, &losses})) return;
+  const int32_t* label = labels.data<int32_t>();
+  const float* peak = maximum.data<float>();
+  const float* total = sum.data<float>();
+  const float* hit = target.data<float>();
+  float* out = losses.data<float>();
+  for (int64_t t = 0; t < n; ++t) {  // few, beside the logits: fp64, so that two large logits cancel without loss
+    const double log_sum = static_cast<double>(cpu::log(total[t])) + static_cast<double>(peak[t]);
+    out[t] = label[t] < 0 ? 0.0f : static_cast<float>(log_sum - static_cast<double>(hit[t]));
+  }
+}
+
+void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale,
+                     const Tensor& d_logits) {
+  constexpr auto kOp = "logits_gradient";
+  expect_logits(kOp, logits, vocabulary);
+  expect_float(kOp, "d_logits", d_logits, 2);
+  const int64_t n = logits.dim(0);
+  expect(kOp, "labels", labels, DType::kI32, {n});
+  expect(kOp, "maximum", maximum, DType::kF32, {n});
+  expect(kOp, "sum", sum, DType::kF32, {n});
+  expect(kOp, "d_logits", d_logits, d_logits.dtype(), {n, logits.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&logits, &labels, &maximum, &sum, &d_logits})) return;
+  visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
+    gradient_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
+                 labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, d_logits.data<T>());
+  });
+}
+
+}  // namespace invar::ops

@@ -1,0 +1,116 @@
+#include "ops/gated_activation.h"
+
+#include <cmath>
+
+#include "ops/cpu/element.h"
+#include "ops/cpu/exp_block.h"
+#include "ops/cpu/parallel.h"
+#include "ops/dispatch.h"
+
+namespace invar::ops {
+
+namespace {
+
+using cpu::load;
+using cpu::store;
+
+// An activation of the form act(x) = x·σ(z(x)); e is e^(-z).
+struct Silu {
+  static float exponent(float x) { return -x; }
+  static float value(float x, float e) { return x / (1.0f + e); }
+  static float derivative(float x, float e) {
+    const float sigmoid = 1.0f / (1.0f + e);
+    return sigmoid * std::fma(x, 1.0f - sigmoid, 1.0f);
+  }
+};
+
+// A row of gate_up is [gate, up] blocks; the blocks of all rows are contiguous, so rows need not be told apart.
+template <class Act, class T>
+void forward_cpu(int threads, int64_t blocks, int64_t width, const T* gate_up, T* out) {
+  cpu::parallel_for(threads, blocks, width, [=](Range range) {
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      const T* gate = gate_up + block * 2 * width;
+      const T* up = gate + width;
+      T* y = out + block * width;
+      const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
+      cpu::for_exp_blocks(width, exponent, [=](int64_t first, int64_t count, const float* e) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) {
+          store(y[first + i], Act::value(load(gate[first + i]), e[i]) * load(up[first + i]));
+        }
+      });
+    }
+  });
+}
+
+template <class Act, class T>
+void backward_cpu(int threads, int64_t blocks, int64_t width, const T* d_out, const T* gate_up, T* d_gate_up) {
+  cpu::parallel_for(threads, blocks, width, [=](Range range) {
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      const T* gate = gate_up + block * 2 * width;
+      const T* up = gate + width;
+      const T* dy = d_out + block * width;
+      T* d_gate = d_gate_up + block * 2 * width;
+      T* d_up = d_gate + width;
+      const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
+      cpu::for_exp_blocks(width, exponent, [=](int64_t first, int64_t count, const float* e) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t c = first + i;
+          const float g = load(gate[c]);
+          const float d = load(dy[c]);
+          const float d_value = d * load(up[c]);
+          store(d_gate[c], d_value * Act::derivative(g, e[i]));
+          store(d_up[c], d * Act::value(g, e[i]));
+        }
+      });
+    }
+  });
+}
+
+template <class F>
+void visit_activation(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::kSilu:
+      return f(Silu{});
+  }
+}
+
+// Checks the two shapes and returns the number of [gate, up] pairs of all rows together.
+int64_t count_blocks(std::string_view op, const Tensor& gate_up, int64_t width, std::string_view name,
+                     const Tensor& out) {
+  expect_float(op, "gate_up", gate_up, 2);
+  INVAR_CHECK(width > 0 && gate_up.dim(1) % (2 * width) == 0, "{}: gate_up {} is not rows of pairs of width {}", op,
+              gate_up.describe(), width);
+  expect(op, name, out, gate_up.dtype(), {gate_up.dim(0), gate_up.dim(1) / 2});
+  return gate_up.numel() / (2 * width);
+}
+
+}  // namespace
+
+void gated_activation_forward(const Stream& stream, Activation activation, const Tensor& gate_up, int64_t width,
+                              const Tensor& out) {
+  constexpr auto kOp = "gated_activation_forward";
+  const int64_t blocks = count_blocks(kOp, gate_up, width, "out", out);
+  if (!runs_on_cpu(kOp, stream, {&gate_up, &out})) return;
+  visit_activation(activation, [&]<class Act>(Act) {
+    visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
+      forward_cpu<Act>(stream.threads(), blocks, width, gate_up.data<T>(), out.data<T>());
+    });
+  });
+}
+
+void gated_activation_backward(const Stream& stream, Activation activation, const Tensor& d_out, const Tensor& gate_up,
+                               int64_t width, const Tensor& d_gate_up) {
+  constexpr auto kOp = "gated_activation_backward";
+  const int64_t blocks = count_blocks(kOp, gate_up, width, "d_out", d_out);
+  expect(kOp, "d_gate_up", d_gate_up, gate_up.dtype(), {gate_up.dim(0), gate_up.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&d_out, &gate_up, &d_gate_up})) return;
+  visit_activation(activation, [&]<class Act>(Act) {
+    visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
+      backward_cpu<Act>(stream.threads(), blocks, width, d_out.data<T>(), gate_up.data<T>(), d_gate_up.data<T>());
+    });
+  });
+}
+
+}  // namespace invar::ops

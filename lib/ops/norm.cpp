@@ -1,0 +1,317 @@
+#include "ops/norm.h"
+
+#include <cmath>
+#include <vector>
+
+#include "ops/cpu/element.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/parallel.h"
+#include "ops/dispatch.h"
+
+namespace invar::ops {
+
+namespace {
+
+using cpu::lane_sum;
+using cpu::load;
+using cpu::store;
+
+template <class T>
+float reciprocal_rms(const T* x, int64_t n, float eps) {
+  const float squares = lane_sum(n, [=](int64_t i, float sum) { return std::fma(load(x[i]), load(x[i]), sum); });
+  return 1.0f / std::sqrt(squares / static_cast<float>(n) + eps);
+}
+
+// mean(g·u) with g = d_y·weight, u = x·rstd.
+template <class D, class T>
+float mean_of_projection(const D* d_y, const T* weight, const T* x, float rstd, int64_t n) {
+  const float total = lane_sum(
+      n, [=](int64_t i, float sum) { return std::fma(load(d_y[i]) * load(weight[i]), load(x[i]) * rstd, sum); });
+  return total / static_cast<float>(n);
+}
+
+template <class T>
+void rms_norm_forward_cpu(int threads, int64_t tokens, int64_t width, const T* x, const T* weight, float eps, T* y,
+                          float* rstd) {
+  cpu::parallel_for(threads, tokens, width, [=](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const T* in = x + t * width;
+      T* out = y + t * width;
+      const float r = reciprocal_rms(in, width, eps);
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) store(out[c], load(in[c]) * r * load(weight[c]));
+      rstd[t] = r;
+    }
+  });
+}
+
+template <class T>
+void rms_norm_backward_cpu(int threads, int64_t tokens, int64_t width, const T* d_y, const T* x, const T* weight,
+                           const float* rstd, T* d_x, float* d_weight) {
+  cpu::parallel_columns(threads, width, tokens, [=](Range columns) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      const T* dy = d_y + t * width;
+      const T* in = x + t * width;
+      const float r = rstd[t];
+#pragma omp simd
+      for (int64_t c = columns.begin; c < columns.end; ++c) {
+        d_weight[c] = std::fma(load(dy[c]), load(in[c]) * r, d_weight[c]);
+      }
+    }
+  });
+  cpu::parallel_for(threads, tokens, width, [=](Range rows) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const T* dy = d_y + t * width;
+      const T* in = x + t * width;
+      T* dx = d_x + t * width;
+      const float r = rstd[t];
+      const float mean = mean_of_projection(dy, weight, in, r, width);
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) {
+        const float g = load(dy[c]) * load(weight[c]);
+        const float u = load(in[c]) * r;
+        store(dx[c], std::fma(r, std::fma(-u, mean, g), load(dx[c])));
+      }
+    }
+  });
+}
+
+// A HeadView as a kernel sees it: rows are (token, head) pairs, tokens outermost.
+template <class T>
+struct HeadRows {
+  explicit HeadRows(const HeadView& view)
+      : data(view.buffer.data<T>() + view.offset),
+        heads(view.heads()),
+        heads_per_group(view.heads_per_group),
+        head_dim(view.head_dim),
+        group_stride(view.group_stride),
+        token_stride(view.token_stride()) {}
+
+  T* row(int64_t index) const {
+    const int64_t token = index / heads;
+    const int64_t head = index % heads;
+    return data + token * token_stride + head / heads_per_group * group_stride + head % heads_per_group * head_dim;
+  }
+
+  T* data;
+  int64_t heads, heads_per_group, head_dim, group_stride, token_stride;
+};
+
+struct Rotation {
+  Rotation(const RopeTable* rope, int64_t sequence_length) : length(sequence_length) {
+    if (rope == nullptr) return;
+    cos = rope->cos.data<float>();
+    sin = rope->sin.data<float>();
+    half = rope->cos.dim(1);
+  }
+  explicit operator bool() const { return cos != nullptr; }
+  int64_t row(int64_t token) const { return token % length * half; }
+
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int64_t half = 0;
+  int64_t length;
+};
+
+// out[i] = value(i), rotated if there are angles.
+template <class Value, class T>
+void write_head(const Value& value, const float* cos, const float* sin, int64_t head_dim, T* out) {
+  if (cos == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < head_dim; ++i) store(out[i], value(i));
+    return;
+  }
+  const int64_t half = head_dim / 2;
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = value(i);
+    const float b = value(i + half);
+    store(out[i], std::fma(a, cos[i], -(b * sin[i])));
+    store(out[i + half], std::fma(b, cos[i], a * sin[i]));
+  }
+}
+
+template <class T>
+void head_norm_rope_forward_cpu(int threads, int64_t tokens, HeadRows<T> in, const T* weight, float eps,
+                                Rotation rotation, HeadRows<T> out) {
+  const int64_t head_dim = in.head_dim;
+  cpu::parallel_for(threads, tokens * in.heads, head_dim, [=](Range rows) {
+    for (int64_t index = rows.begin; index < rows.end; ++index) {
+      const T* x = in.row(index);
+      const int64_t angles = rotation ? rotation.row(index / in.heads) : 0;
+      const float* cos = rotation ? rotation.cos + angles : nullptr;
+      const float* sin = rotation ? rotation.sin + angles : nullptr;
+      if (weight) {
+        const float rstd = reciprocal_rms(x, head_dim, eps);
+        const auto normed = [=](int64_t i) { return load(x[i]) * rstd * load(weight[i]); };
+        write_head(normed, cos, sin, head_dim, out.row(index));
+      } else {
+        write_head([=](int64_t i) { return load(x[i]); }, cos, sin, head_dim, out.row(index));
+      }
+    }
+  });
+}
+
+// d_normed = R(position)ᵀ · d_out.
+template <class T>
+void rotate_back(const T* d_out, const float* cos, const float* sin, int64_t half, float* d_normed) {
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = load(d_out[i]);
+    const float b = load(d_out[i + half]);
+    d_normed[i] = std::fma(a, cos[i], b * sin[i]);
+    d_normed[i + half] = std::fma(b, cos[i], -(a * sin[i]));
+  }
+}
+
+// d_in of one head from the gradient of its normed value, which is replaced by the terms of d_weight.
+template <class T>
+void head_norm_backward(const T* in, const T* weight, float eps, int64_t head_dim, float* d_normed, T* d_in) {
+  const float rstd = reciprocal_rms(in, head_dim, eps);
+  const float mean = mean_of_projection(d_normed, weight, in, rstd, head_dim);
+#pragma omp simd
+  for (int64_t i = 0; i < head_dim; ++i) {
+    const float u = load(in[i]) * rstd;
+    const float g = d_normed[i] * load(weight[i]);
+    store(d_in[i], rstd * std::fma(-u, mean, g));
+    d_normed[i] *= u;
+  }
+}
+
+template <class T>
+void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out, HeadRows<T> in, const T* weight,
+                                 float eps, Rotation rotation, HeadRows<T> d_in, float* d_weight) {
+  // A block of rows at a time, so that the terms of d_weight, summed per column, stay in cache.
+  constexpr int64_t kBlockRows = 256;
+  const int64_t head_dim = in.head_dim;
+  const int64_t total = tokens * in.heads;
+  std::vector<float> scratch(static_cast<size_t>(std::min(total, kBlockRows) * head_dim));
+  float* const terms = scratch.data();
+  for (int64_t first = 0; first < total; first += kBlockRows) {
+    const int64_t count = std::min(total - first, kBlockRows);
+    cpu::parallel_for(threads, count, head_dim, [=](Range rows) {
+      for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int64_t index = first + r;
+        const T* d = d_out.row(index);
+        T* out = d_in.row(index);
+        float* d_normed = terms + r * head_dim;
+        if (rotation) {
+          const int64_t angles = rotation.row(index / in.heads);
+          rotate_back(d, rotation.cos + angles, rotation.sin + angles, rotation.half, d_normed);
+        } else {
+          for (int64_t i = 0; i < head_dim; ++i) d_normed[i] = load(d[i]);
+        }
+        if (weight) {
+          head_norm_backward(in.row(index), weight, eps, head_dim, d_normed, out);
+        } else {
+          for (int64_t i = 0; i < head_dim; ++i) store(out[i], d_normed[i]);
+        }
+      }
+    });
+    if (!weight) continue;
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < head_dim; ++i) d_weight[i] += terms[r * head_dim + i];
+    }
+  }
+}
+
+void expect_rope(std::string_view op, const RopeTable* rope, int64_t sequence_length, int64_t head_dim) {
+  if (rope == nullptr) return;
+  INVAR_CHECK(head_dim % 2 == 0, "{}: rotate-half pairs need an even head_dim, not {}", op, head_dim);
+  INVAR_CHECK(rope->cos.dims() == 2 && sequence_length > 0 && sequence_length <= rope->cos.dim(0),
+              "{}: rope table {} for sequences of {}", op, rope->cos.describe(), sequence_length);
+  expect(op, "rope cos", rope->cos, DType::kF32, {rope->cos.dim(0), head_dim / 2});
+  expect(op, "rope sin", rope->sin, DType::kF32, {rope->cos.dim(0), head_dim / 2});
+}
+
+template <class T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor.defined() ? tensor.data<T>() : nullptr;
+}
+
+}  // namespace
+
+void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
+                      const Tensor& rstd) {
+  constexpr auto kOp = "rms_norm_forward";
+  expect_float(kOp, "x", x, 2);
+  expect(kOp, "weight", weight, x.dtype(), {x.dim(1)});
+  expect(kOp, "y", y, x.dtype(), {x.dim(0), x.dim(1)});
+  expect(kOp, "rstd", rstd, DType::kF32, {x.dim(0)});
+  if (!runs_on_cpu(kOp, stream, {&x, &weight, &y, &rstd})) return;
+  visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
+    rms_norm_forward_cpu(stream.threads(), x.dim(0), x.dim(1), x.data<T>(), weight.data<T>(), eps, y.data<T>(),
+                         rstd.data<float>());
+  });
+}
+
+void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
+                       const Tensor& rstd, const Tensor& d_x, const Tensor& d_weight) {
+  constexpr auto kOp = "rms_norm_backward";
+  expect_float(kOp, "x", x, 2);
+  expect(kOp, "d_y", d_y, x.dtype(), {x.dim(0), x.dim(1)});
+  expect(kOp, "weight", weight, x.dtype(), {x.dim(1)});
+  expect(kOp, "rstd", rstd, DType::kF32, {x.dim(0)});
+  expect(kOp, "d_x", d_x, x.dtype(), {x.dim(0), x.dim(1)});
+  expect(kOp, "d_weight", d_weight, DType::kF32, {x.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&d_y, &x, &weight, &rstd, &d_x, &d_weight})) return;
+  visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
+    rms_norm_backward_cpu(stream.threads(), x.dim(0), x.dim(1), d_y.data<T>(), x.data<T>(), weight.data<T>(),
+                          rstd.data<float>(), d_x.data<T>(), d_weight.data<float>());
+  });
+}
+
+void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim) {
+  constexpr auto kOp = "fill_rope_table";
+  INVAR_CHECK(table.cos.dims() == 2 && head_dim > 0, "{}: cos is {}, head_dim {}", kOp, table.cos.describe(), head_dim);
+  expect_rope(kOp, &table, table.cos.dim(0), head_dim);
+  const int64_t half = head_dim / 2;
+  if (!runs_on_cpu(kOp, Stream(table.cos.device()), {&table.cos, &table.sin})) return;
+  float* cos = table.cos.data<float>();
+  float* sin = table.sin.data<float>();
+  for (int64_t i = 0; i < half; ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
+    const auto inv_freq = static_cast<float>(std::pow(theta, exponent));
+    for (int64_t position = 0; position < table.cos.dim(0); ++position) {
+      const float angle = static_cast<float>(position) * inv_freq;
+      cos[position * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      sin[position * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+  }
+}
+
+void head_norm_rope_forward(const Stream& stream, const HeadView& in, const Tensor& weight, float eps,
+                            const RopeTable* rope, int64_t sequence_length, const HeadView& out) {
+  constexpr auto kOp = "head_norm_rope_forward";
+  expect_heads(kOp, "in", in);
+  expect_heads_like(kOp, "out", out, in);
+  if (weight.defined()) expect(kOp, "weight", weight, in.buffer.dtype(), {in.head_dim});
+  expect_rope(kOp, rope, sequence_length, in.head_dim);
+  if (!runs_on_cpu(kOp, stream, {&in.buffer, &weight, &out.buffer})) return;
+  visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
+    head_norm_rope_forward_cpu<T>(stream.threads(), in.tokens(), HeadRows<T>(in), data_or_null<T>(weight), eps,
+                                  Rotation(rope, sequence_length), HeadRows<T>(out));
+  });
+}
+
+void head_norm_rope_backward(const Stream& stream, const HeadView& d_out, const HeadView& in, const Tensor& weight,
+                             float eps, const RopeTable* rope, int64_t sequence_length, const HeadView& d_in,
+                             const Tensor& d_weight) {
+  constexpr auto kOp = "head_norm_rope_backward";
+  expect_heads(kOp, "in", in);
+  expect_heads_like(kOp, "d_out", d_out, in);
+  expect_heads_like(kOp, "d_in", d_in, in);
+  if (weight.defined()) {
+    expect(kOp, "weight", weight, in.buffer.dtype(), {in.head_dim});
+    expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
+  }
+  expect_rope(kOp, rope, sequence_length, in.head_dim);
+  if (!runs_on_cpu(kOp, stream, {&d_out.buffer, &in.buffer, &weight, &d_in.buffer, &d_weight})) return;
+  visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
+    head_norm_rope_backward_cpu<T>(stream.threads(), in.tokens(), HeadRows<T>(d_out), HeadRows<T>(in),
+                                   data_or_null<T>(weight), eps, Rotation(rope, sequence_length), HeadRows<T>(d_in),
+                                   data_or_null<float>(d_weight));
+  });
+}
+
+}  // namespace invar::ops

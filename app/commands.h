@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/mpi_communicator.h"
+#include "device/stream.h"
+
+namespace invar::app {
+
+// Subcommands. Each returns an exit code or throws Error; main turns errors into messages and codes.
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+int train(const TrainArguments& arguments, MpiSession& session);
+
+struct PlanArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  int world = 1;
+};
+int plan(const PlanArguments& arguments);
+
+struct ParityArguments {
+  std::string case_dir;
+  std::vector<std::string> overrides;
+  int thread_ranks = 0;  // > 0: that many ranks as threads of this process
+  bool matrix = false;   // every layout up to 8 thread ranks
+};
+int parity(const ParityArguments& arguments, MpiSession& session);
+
+// A failure of the set-up, on which all ranks have agreed: this rank reports it, ...
+struct SetupError {
+  Error error;
+};
+// ... and the others end with its code.
+struct ReportedElsewhere {
+  int exit_code;
+};
+
+// Runs a part of the set-up that may fail on some ranks only. If any rank failed, the lowest one that did throws
+// SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
+void together(Communicator& world, const std::function<void()>& part);
+
+// Threads for one rank: OMP_NUM_THREADS, else the host's cores shared among its ranks.
+int threads_per_rank(int ranks_on_host);
+
+}  // namespace invar::app

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cstdio>
+
+#include "app/commands.h"
+#include "config/resolved.h"
+#include "config/units.h"
+#include "config/validation.h"
+#include "config/yaml_loader.h"
+#include "observe/throughput.h"
+#include "train/train_state.h"
+
+namespace invar::app {
+namespace {
+
+void print(const std::string& text) {
+  std::fputs((text + "\n").c_str(), stdout);
+}
+
+std::string grouped(int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  return digits;
+}
+
+std::string mib(int64_t bytes) {
+  return format("{:>11.1f}", static_cast<double>(bytes) / (1 << 20));
+}
+
+int64_t parameter_count(const Config& config) {
+  const ModelConfig& m = config.model;
+  const int64_t d = m.head_dim;
+  const int64_t attention = 2 * m.hidden_size * (m.num_attention_heads + m.num_key_value_heads) * d + 2 * d;
+  const int64_t layer = attention + 3 * m.hidden_size * m.intermediate_size + 2 * m.hidden_size;
+  return m.num_hidden_layers * layer + m.hidden_size + m.vocab_size * m.hidden_size * (m.tie_word_embeddings ? 1 : 2);
+}
+
+void print_summary(const Config& config, const Topology& grid) {
+  const int64_t batch = global_batch_size(config, grid.world());
+  const int64_t s = config.train.sequence_length;
+  const double flops = model_flops_per_step(config.model, padded_vocab_size(config.model.vocab_size), batch, s);
+  print(format("parameters        {}", grouped(parameter_count(config))));
+  print(format("ranks             {} = tensor {} x data {}", grid.world(), grid.tensor, grid.data));
+  print(format("tokens a step     {} = {} sequences of {}", grouped(batch * s), batch, s));
+  print(format("micro-steps       {} of {} sequences a rank", batch / (config.train.micro_batch_size * grid.data),
+               config.train.micro_batch_size));
+  print(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
+  print(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
+}
+
+std::string part_of(const Config& config, int tensor_rank) {
+  const int size = config.parallel.tensor;
+  const HeadPartition heads =
+      partition_heads(config.model.num_attention_heads, config.model.num_key_value_heads, size, tensor_rank);
+  const auto at = static_cast<size_t>(tensor_rank);
+  const Range ffn = split_units(ffn_blocks(config.model.intermediate_size), size)[at];
+  const Range vocabulary = split_units(vocab_units(config.model.vocab_size), size)[at];
+  const int64_t width = ffn_block_width(config.model.intermediate_size);
+  return format("q {:>3}-{:<3} kv {:>3}-{:<3} ffn {:>6}-{:<6} vocab {:>7}-{:<7}", heads.query_heads.begin,
+                heads.query_heads.end - 1, heads.kv_heads.begin, heads.kv_heads.end - 1, ffn.begin * width,
+                ffn.end * width - 1, vocabulary.begin * kVocabUnit, vocabulary.end * kVocabUnit - 1);
+}
+
+// Data-parallel replicas are alike, so the table shows one; the largest memory over the data ranks is within a row.
+void print_ranks(const Config& config, const Topology& grid) {
+  print("");
+  print("memory per rank, MiB; the same for every data rank but for rounding of the optimizer's rows");
+  print(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
+               "optimizer", "activations", "scratch", "constants", "total"));
+  for (int rank = 0; rank < grid.tensor; ++rank) {
+    const MemorySizes m = measure_memory(config, grid, rank);
+    print(format("{:>4} {} {} {} {} {} {} {}  {}", rank, mib(m.parameters), mib(m.gradients), mib(m.optimizer),
+                 mib(m.saved), mib(m.scratch), mib(m.constants), mib(m.total()), part_of(config, rank)));
+  }
+}
+
+void print_grid(const Topology& grid) {
+  print("");
+  print("world ranks by replica: tensor-parallel groups are rows");
+  constexpr int kShown = 16;
+  for (int data = 0; data < std::min(grid.data, kShown); ++data) {
+    std::string row = format("data {:>4}:", data);
+    for (int tensor = 0; tensor < grid.tensor; ++tensor) row += format(" {:>5}", data * grid.tensor + tensor);
+    print(row);
+  }
+  if (grid.data > kShown) print(format("... and {} more replicas", grid.data - kShown));
+}
+
+void print_traffic(const Config& config, const Topology& grid) {
+  TrafficTable traffic;
+  measure_memory(config, grid, 0, &traffic);
+  print("");
+  print("sent by rank 0: tensor groups in one micro-step, data groups in one step");
+  for (const auto& [name, sent] : traffic) {
+    if (sent.calls > 0) print(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
+  }
+}
+
+}  // namespace
+
+int plan(const PlanArguments& arguments) {
+  const Config config = [&] {
+    try {
+      Config loaded = load_config(arguments.config, arguments.overrides);
+      validate(loaded, arguments.world);
+      return loaded;
+    } catch (const Error& error) {
+      throw SetupError{error};
+    }
+  }();
+  const Topology grid{config.parallel.tensor, data_degree(config, arguments.world)};
+  print_summary(config, grid);
+  print_ranks(config, grid);
+  print_grid(grid);
+  print_traffic(config, grid);
+  return 0;
+}
+
+}  // namespace invar::app

@@ -1,0 +1,215 @@
+#include "app/reference_case.h"
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/hf_weights.h"
+#include "config/hf_config.h"
+#include "config/resolved.h"
+#include "parallel/logical_tensor.h"
+#include "train/step.h"
+
+namespace invar::app {
+namespace {
+
+class CaseTokens : public TokenSource {
+ public:
+  CaseTokens(std::vector<int64_t> tokens, int64_t sequence_length)
+      : TokenSource(sequence_length), tokens_(std::move(tokens)) {}
+  int64_t samples() const override { return std::ssize(tokens_) / (sequence_length() + 1); }
+  std::string describe() const override { return "tokens of a reference case"; }
+
+ private:
+  void fill(int64_t sample, std::span<int32_t> tokens) const override {
+    const int64_t width = sequence_length() + 1;
+    for (int64_t i = 0; i < width; ++i) {
+      tokens[static_cast<size_t>(i)] = static_cast<int32_t>(tokens_[static_cast<size_t>(sample * width + i)]);
+    }
+  }
+  std::vector<int64_t> tokens_;
+};
+
+std::vector<float> read_all(const SafetensorsReader& reader, const std::string& name) {
+  const SafetensorsInfo& info = reader.info(name);
+  std::vector<float> out(static_cast<size_t>(info.rows() * info.cols()));
+  reader.read_rows(name, {0, info.rows()}, {0, info.cols()}, out);
+  return out;
+}
+
+// "model.layers.3.self_attn.q_proj.weight" -> "gradient self_attn.q_proj"
+std::string gradient_kind(const std::string& name) {
+  std::string kind = name;
+  if (kind.starts_with("model.layers.")) kind = kind.substr(kind.find('.', 13) + 1);
+  if (kind.starts_with("model.")) kind = kind.substr(6);
+  if (kind.ends_with(".weight")) kind.resize(kind.size() - 7);
+  return "gradient " + kind;
+}
+
+// Compares the activations of step 0 as the layers hand them over.
+class ActivationComparison : public TensorSink {
+ public:
+  ActivationComparison(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
+                       Range vocabulary, AgreementTable& table)
+      : reference_(reference), config_(config), groups_(groups), vocabulary_(vocabulary), table_(table) {
+    first_sample_ = reference.batch() / groups.data->size() * groups.data->rank() - config.train.micro_batch_size;
+    const bool sliced = config.parallel.sequence;
+    const int64_t copies = sliced ? 1 : groups.tensor->size();
+    for (int64_t i = 0; i < config.model.num_hidden_layers; ++i) expect(format("hidden.{}", i), copies);
+    expect("logits", 1);
+  }
+
+  bool wants(std::string_view name) const override { return reference_.expected().contains(std::string(name)); }
+
+  void record(const std::string& name, const Tensor& local, int64_t first_row) override {
+    if (name == "hidden.0") first_sample_ += config_.train.micro_batch_size;
+    const int64_t s = reference_.sequence_length();
+    const bool is_logits = name == "logits";
+    const int64_t first_col = is_logits ? vocabulary_.begin : 0;
+    const int64_t cols = reference_.expected().info(name).shape.back();
+    for (int64_t row = 0; row < local.dim(0); ++row) {
+      const int64_t token = first_sample_ * s + first_row + row;  // in the global batch
+      for (int64_t col = first_col; col < std::min(cols, first_col + local.dim(1)); ++col) {
+        const float got = local.data<float>()[row * local.dim(1) + col - first_col];
+        const float want = cache(name)[static_cast<size_t>(token * cols + col)];
+        table_[is_logits ? "logits" : "hidden states"].add(std::abs(double{got} - want), reference_.logits_band());
+      }
+    }
+  }
+
+ private:
+  void expect(const std::string& name, int64_t copies) {
+    const SafetensorsInfo& info = reference_.expected().info(name);
+    Agreement& agreement = table_[name == "logits" ? "logits" : "hidden states"];
+    agreement.band = reference_.logits_band();
+    agreement.expected_elements += info.rows() * info.cols() * copies;
+  }
+  const std::vector<float>& cache(const std::string& name) {
+    auto& values = cache_[name];
+    if (values.empty()) values = read_all(reference_.expected(), name);
+    return values;
+  }
+
+  const ReferenceCase& reference_;
+  const Config& config_;
+  const ProcessGroups& groups_;
+  Range vocabulary_;
+  AgreementTable& table_;
+  int64_t first_sample_ = 0;
+  std::map<std::string, std::vector<float>> cache_;
+};
+
+// The rows that this rank owns, of copies the counted one.
+void compare_gradients(const ReferenceCase& reference, const TrainState& state, int data_rank, AgreementTable& table) {
+  for (const Weight& weight : state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      Agreement& agreement = table[gradient_kind(parameter.name)];
+      agreement.band = reference.gradient_band();
+      agreement.expected_elements += parameter.numel();
+    }
+  }
+  const Tensor& gradients = state.parameters().flat_gradients();
+  state.parameters().for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
+    if (!parameter.counted()) return;
+    const std::vector<float> want = read_run(reference.expected(), "grad." + parameter.name, parameter, run);
+    Agreement& agreement = table[gradient_kind(parameter.name)];
+    for (const RowOwnership::Bucket& bucket : state.ownership().buckets()) {
+      const Range own = intersect(elements, bucket.owned(data_rank));
+      const std::vector<float> got = read_f32(gradients, own);
+      for (int64_t i = 0; i < own.size(); ++i) {
+        const float expected = want[static_cast<size_t>(own.begin - elements.begin + i)];
+        agreement.add(std::abs(double{got[static_cast<size_t>(i)]} - expected), reference.gradient_band());
+      }
+    }
+  });
+}
+
+// Every rank has the same kinds. Counts of a scalar that each rank compares are given once.
+void merge(AgreementTable& table, Communicator& world) {
+  for (auto& [kind, agreement] : table) {
+    agreement.worst = all_reduce_value(world, agreement.worst, ReduceOp::kMax);
+    agreement.elements = all_reduce_value(world, agreement.elements, ReduceOp::kSum);
+  }
+}
+
+}  // namespace
+
+ReferenceCase::ReferenceCase(const std::filesystem::path& folder)
+    : folder_(folder), expected_(folder / "expected.safetensors") {
+  const std::filesystem::path path = folder / "case.json";
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_object() || !json.contains("batch") || !json.contains("seq") || !json.contains("steps")) {
+    throw Error(ErrorKind::kData, format("{} is not a case with batch, seq and steps", path.string()),
+                "make one with tools/make_reference.py");
+  }
+  batch_ = json["batch"];
+  sequence_length_ = json["seq"];
+  steps_ = json["steps"];
+  const std::vector<float> noise = read_all(expected_, "fp32_noise");
+  noise_.assign(noise.begin(), noise.end());
+  if (noise_.size() != 3)
+    throw Error(ErrorKind::kData, format("{}: fp32_noise must have 3 numbers", expected_.info("fp32_noise").file));
+}
+
+Config ReferenceCase::config() const {
+  Config config;
+  config.model = read_hf_config(folder_.string());
+  config.model.init = InitKind::kHuggingFace;
+  config.numerics.precision = Precision::kF32;
+  config.train.steps = steps_;
+  config.train.sequence_length = sequence_length_;
+  config.train.global_batch_size = batch_;
+  config.optimizer = {3e-4, 0.9, 0.95, 1e-6, 0.1, 1.0};
+  return config;
+}
+
+std::unique_ptr<TokenSource> ReferenceCase::tokens() const {
+  return std::make_unique<CaseTokens>(expected_.read_i64("tokens"), sequence_length_);
+}
+
+void Agreement::add(double error, double error_band) {
+  band = error_band;
+  worst = std::max(worst, std::isnan(error) ? std::numeric_limits<double>::infinity() : error);
+  ++elements;
+}
+
+bool all_hold(const AgreementTable& table) {
+  return std::all_of(table.begin(), table.end(), [](const auto& entry) { return entry.second.holds(); });
+}
+
+AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, Communicator& world,
+                                      const Stream& stream) {
+  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
+  const ProcessGroups groups = make_process_groups(world, topology);
+  TrainState state(config, groups, stream, measure_memory(config, topology, world.rank()));
+  load_hf_weights(state.parameters(), SafetensorsReader(config.model.hf_path));
+  state.adopt_values();
+
+  AgreementTable table;
+  ActivationComparison activations(reference, config, groups, state.model().vocabulary(), table);
+  const auto tokens = reference.tokens();
+  const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};
+  const std::vector<float> losses = read_all(reference.expected(), "traj_loss");
+  const std::vector<float> norms = read_all(reference.expected(), "traj_grad_norm");
+  for (const char* kind : {"loss of ten steps", "gradient norm of ten steps"}) {
+    table[kind] = {0, reference.loss_band(), 0, reference.steps()};
+  }
+  for (int64_t step = 0; step < reference.steps(); ++step) {
+    StepHooks hooks;
+    if (step == 0) {
+      hooks.sink = &activations;
+      hooks.gradients_complete = [&] { compare_gradients(reference, state, groups.data->rank(), table); };
+    }
+    const StepResult result = run_step(state, config, groups, data, step, hooks);
+    if (world.rank() != 0) continue;
+    const auto at = static_cast<size_t>(step);
+    table["loss of ten steps"].add(std::abs(result.loss - losses[at]), reference.loss_band());
+    table["gradient norm of ten steps"].add(std::abs(result.grad_norm - norms[at]), reference.loss_band());
+  }
+  merge(table, world);
+  return table;
+}
+
+}  // namespace invar::app

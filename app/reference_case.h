@@ -1,0 +1,62 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "data/token_source.h"
+#include "observe/activation_dump.h"
+#include "train/train_state.h"
+
+namespace invar::app {
+
+// A folder that tools/make_reference.py wrote: a tiny model, tokens, and what independent code in float64 computed.
+class ReferenceCase {
+ public:
+  explicit ReferenceCase(const std::filesystem::path& folder);
+
+  // The run that the case describes: fp32, its batch, its optimizer; the layout is the caller's.
+  Config config() const;
+  const SafetensorsReader& expected() const { return expected_; }
+  // The case's steps one after another: sample step · batch + i.
+  std::unique_ptr<TokenSource> tokens() const;
+
+  int64_t batch() const { return batch_; }
+  int64_t sequence_length() const { return sequence_length_; }
+  int64_t steps() const { return steps_; }
+  // How far fp32 may lie from the reference: ten times what fp32 did there.
+  double logits_band() const { return 10 * noise_[0]; }
+  double gradient_band() const { return 10 * noise_[1]; }
+  double loss_band() const { return 10 * noise_[2]; }
+
+ private:
+  std::filesystem::path folder_;
+  SafetensorsReader expected_;
+  int64_t batch_ = 0;
+  int64_t sequence_length_ = 0;
+  int64_t steps_ = 0;
+  std::vector<double> noise_;
+};
+
+// Largest error and number of compared elements of each kind of tensor.
+struct Agreement {
+  double worst = 0;
+  double band = 0;
+  int64_t elements = 0;
+  int64_t expected_elements = 0;  // over all ranks; fewer means that something was never looked at
+
+  void add(double error, double error_band);  // NaN counts as infinitely wrong
+  bool holds() const { return worst <= band && elements == expected_elements; }
+};
+using AgreementTable = std::map<std::string, Agreement>;  // by kind, "gradient self_attn.q_proj"
+
+bool all_hold(const AgreementTable& table);
+
+// Trains the case's steps at the given layout and compares everything. Collective over the world; every rank gets the
+// whole table.
+AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, Communicator& world,
+                                      const Stream& stream);
+
+}  // namespace invar::app

@@ -1,0 +1,36 @@
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "app/commands.h"
+
+namespace invar::app {
+
+void together(Communicator& world, const std::function<void()>& part) {
+  std::optional<Error> mine;
+  try {
+    part();
+  } catch (const Error& error) {
+    mine = error;
+  } catch (const std::exception& error) {
+    mine = Error(ErrorKind::kFault, error.what());
+  }
+  const int64_t nobody = world.size();
+  const int64_t first = all_reduce_value(world, mine ? int64_t{world.rank()} : nobody, ReduceOp::kMin);
+  if (first == nobody) return;
+  const int64_t code =
+      all_reduce_value(world, first == world.rank() ? static_cast<int64_t>(mine->kind()) : int64_t{0}, ReduceOp::kMax);
+  if (first == world.rank()) throw SetupError{*mine};
+  throw ReportedElsewhere{static_cast<int>(code)};
+}
+
+int threads_per_rank(int ranks_on_host) {
+  if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
+    if (const int threads = std::atoi(text); threads > 0) return threads;
+  }
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / std::max(1, ranks_on_host));
+}
+
+}  // namespace invar::app

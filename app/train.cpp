@@ -1,0 +1,36 @@
+#include <optional>
+
+#include "app/commands.h"
+#include "config/resolved.h"
+#include "config/validation.h"
+#include "config/yaml_loader.h"
+#include "train/trainer.h"
+
+namespace invar::app {
+
+int train(const TrainArguments& arguments, MpiSession& session) {
+  Communicator& world = session.world();
+  Config config;
+  together(world, [&] {
+    config = load_config(arguments.config, arguments.overrides);
+    validate(config, world.size());
+    if (config.device == DeviceChoice::kCuda) {
+      throw Error(ErrorKind::kConfig, "device = cuda, but this invar was built without CUDA", "set device: cpu");
+    }
+  });
+  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
+  const ProcessGroups groups = make_process_groups(world, topology);
+  const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
+
+  std::optional<Trainer> trainer;
+  std::optional<Log> log;
+  together(world, [&] {
+    log.emplace(world.rank(), config.log.dir);
+    trainer.emplace(config, groups, stream);
+  });
+  trainer->run(*log);
+  world.barrier();
+  return 0;
+}
+
+}  // namespace invar::app

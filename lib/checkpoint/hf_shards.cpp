@@ -1,0 +1,56 @@
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/pending_file.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_format.h"
+#include "core/error.h"
+
+namespace invar {
+
+namespace fs = std::filesystem;
+
+std::vector<HfShard> plan_hf_shards(const std::vector<SafetensorsSpec>& tensors, int64_t max_shard_bytes) {
+  INVAR_CHECK(max_shard_bytes > 0, "shards of {} bytes", max_shard_bytes);
+  std::vector<HfShard> shards(1);
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    if (!shards.back().tensors.empty() && tensor.bytes() > max_shard_bytes - bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += tensor.bytes();
+    shards.back().tensors.push_back(tensor);
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].file = shards.size() == 1 ? std::string(safetensors::kSingleFile)
+                                        : format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+  }
+  return shards;
+}
+
+void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) {
+  if (shards.size() < 2) return;
+  if (fs::exists(folder / safetensors::kSingleFile)) {
+    throw Error(ErrorKind::kData,
+                format("{}: a {} lies beside the new shards and would be loaded instead of them", folder.string(),
+                       safetensors::kSingleFile),
+                "remove it, or export to an empty folder");
+  }
+  nlohmann::json weight_map = nlohmann::json::object();
+  int64_t total_size = 0;
+  for (const auto& shard : shards) {
+    INVAR_CHECK(fs::exists(folder / shard.file), "{}: shard {} was not written", folder.string(), shard.file);
+    for (const auto& tensor : shard.tensors) {
+      INVAR_CHECK(!weight_map.contains(tensor.name), "tensor '{}' is in two shards", tensor.name);
+      weight_map[tensor.name] = shard.file;
+      total_size += tensor.bytes();
+    }
+  }
+  const nlohmann::json index{{"metadata", {{"total_size", total_size}}}, {"weight_map", weight_map}};
+  const std::string text = index.dump(2) + "\n";
+  PendingFile file(folder / safetensors::kIndexFile);
+  file.write_at(std::as_bytes(std::span(text)), 0);
+  file.publish();
+}
+
+}  // namespace invar

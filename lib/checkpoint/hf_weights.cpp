@@ -1,0 +1,127 @@
+#include "checkpoint/hf_weights.h"
+
+#include <algorithm>
+#include <set>
+
+#include "parallel/logical_tensor.h"
+
+namespace invar {
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += format("{}{}", text.empty() ? "" : ", ", size);
+  return "(" + text + ")";
+}
+
+void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
+  const SafetensorsInfo& info = reader.info(parameter.name);
+  if (info.shape == parameter.shape) return;
+  throw Error(ErrorKind::kData,
+              format("{}: tensor '{}' has shape {}, the model needs {}", info.file, parameter.name,
+                     shape_text(info.shape), shape_text(parameter.shape)),
+              "the model section does not describe these weights; set model.hf_path to their folder");
+}
+
+void store(const Tensor& flat, Range elements, std::span<const float> values) {
+  if (flat.dtype() == DType::kF32) {
+    std::copy(values.begin(), values.end(), flat.data<float>() + elements.begin);
+  } else {
+    std::transform(values.begin(), values.end(), flat.data<BF16>() + elements.begin, [](float x) { return BF16(x); });
+  }
+}
+
+bool equal_tensors(const SafetensorsReader& reader, const std::string& a, const std::string& b) {
+  const SafetensorsInfo& info = reader.info(a);
+  if (info.shape != reader.info(b).shape) return false;
+  std::vector<float> row_a(static_cast<size_t>(info.cols()));
+  std::vector<float> row_b(row_a.size());
+  for (int64_t row = 0; row < info.rows(); ++row) {
+    reader.read_rows(a, {row, row + 1}, {0, info.cols()}, row_a);
+    reader.read_rows(b, {row, row + 1}, {0, info.cols()}, row_b);
+    if (row_a != row_b) return false;
+  }
+  return true;
+}
+
+void refuse_unknown(const SafetensorsReader& reader, const std::set<std::string>& known) {
+  const std::string head = "lm_head.weight";
+  const std::string embedding = "model.embed_tokens.weight";
+  for (const std::string& name : reader.names()) {
+    if (known.contains(name)) continue;
+    if (name == head && known.contains(embedding)) {
+      if (equal_tensors(reader, head, embedding)) continue;
+      throw Error(
+          ErrorKind::kData,
+          format("{}: '{}' differs from '{}', but the model ties them", reader.info(name).file, head, embedding),
+          "set model.tie_word_embeddings: false");
+    }
+    throw Error(ErrorKind::kData, format("{}: the model has no parameter '{}'", reader.info(name).file, name),
+                "the model section does not describe these weights; set model.hf_path to their folder");
+  }
+}
+
+}  // namespace
+
+std::vector<float> read_run(const SafetensorsReader& reader, const std::string& name, const Parameter& parameter,
+                            const RowRun& run) {
+  const int64_t rows = run.global.size();
+  const int64_t cols = parameter.cols();
+  std::vector<float> stored(static_cast<size_t>(rows * cols));
+  if (!parameter.transposed) {
+    reader.read_rows(name, run.global, {0, cols}, stored);
+    return stored;
+  }
+  std::vector<float> logical(stored.size());
+  reader.read_rows(name, {0, cols}, run.global, logical);
+  for (int64_t col = 0; col < cols; ++col) {
+    for (int64_t row = 0; row < rows; ++row) {
+      stored[static_cast<size_t>(row * cols + col)] = logical[static_cast<size_t>(col * rows + row)];
+    }
+  }
+  return stored;
+}
+
+void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader) {
+  std::set<std::string> known;
+  for (const Weight& weight : table.weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      known.insert(parameter.name);
+      check_shape(reader, parameter);
+    }
+  }
+  refuse_unknown(reader, known);
+  table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
+    store(table.flat_values(), elements, read_run(reader, parameter.name, parameter, run));
+  });
+}
+
+void export_hf_weights(const ParameterTable& table, const ProcessGroups& groups, const Stream& stream,
+                       const std::filesystem::path& folder, int64_t max_shard_bytes) {
+  if (groups.data->rank() != 0) return;
+  const bool writes = groups.tensor->rank() == 0;
+  std::vector<SafetensorsSpec> specs;
+  std::map<std::string, std::pair<const Weight*, const Parameter*>> sources;
+  for (const Weight& weight : table.weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      specs.push_back({parameter.name, table.flat_values().dtype(), parameter.shape});
+      sources[parameter.name] = {&weight, &parameter};
+    }
+  }
+  const std::vector<HfShard> shards = plan_hf_shards(specs, max_shard_bytes);
+  if (writes) std::filesystem::create_directories(folder);
+  for (const HfShard& shard : shards) {
+    std::unique_ptr<SafetensorsWriter> writer;
+    if (writes) writer = std::make_unique<SafetensorsWriter>(folder / shard.file, shard.tensors);
+    for (const SafetensorsSpec& spec : shard.tensors) {
+      const auto& [weight, parameter] = sources.at(spec.name);
+      const std::vector<float> logical =
+          collect_logical(*groups.tensor, stream, table.flat_values(), *weight, *parameter);
+      if (writes) writer->write_rows(spec.name, 0, spec.shape[0], logical);
+    }
+    if (writes) writer->finish();
+  }
+  if (writes) write_hf_index(folder, shards);
+}
+
+}  // namespace invar

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+
+#include "checkpoint/safetensors.h"
+#include "parallel/parameter.h"
+#include "parallel/topology.h"
+
+namespace invar {
+
+// Fills the table's values with the weights of a Hugging Face model: each rank reads the rows that it holds, at any
+// layout. Strict both ways: every parameter must be there with its shape, and every floating-point tensor of the files
+// must be a parameter (an lm_head.weight beside tied embeddings is accepted if it equals them). Throws Error{kData}
+// naming file and tensor. Not collective.
+void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader);
+
+// A parameter's run out of the tensor `name` of the same logical shape, unit-major as storage holds it.
+std::vector<float> read_run(const SafetensorsReader& reader, const std::string& name, const Parameter& parameter,
+                            const RowRun& run);
+
+// Writes the values as model.safetensors (or shards and an index) into the folder, in their dtype. config.json is the
+// caller's. Collective over the first replica's tensor group; its rank 0 writes.
+void export_hf_weights(const ParameterTable& table, const ProcessGroups& groups, const Stream& stream,
+                       const std::filesystem::path& folder, int64_t max_shard_bytes = int64_t{5} << 30);
+
+}  // namespace invar

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace invar {
+
+// A file that appears under its name only when it is complete: written as PATH.tmp, renamed by publish(), removed by
+// the destructor if that never comes. System errors throw Error{kFault} with the file's name.
+class PendingFile {
+ public:
+  explicit PendingFile(std::filesystem::path path);
+  ~PendingFile();
+  PendingFile(const PendingFile&) = delete;
+  PendingFile& operator=(const PendingFile&) = delete;
+
+  void write_at(std::span<const std::byte> bytes, int64_t offset);
+  // Syncs the file, renames it and syncs the folder, so that a power cut leaves the old file or the new one.
+  void publish();
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int descriptor_ = -1;
+};
+
+}  // namespace invar

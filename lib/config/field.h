@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "config/config.h"
+
+namespace invar {
+
+// The words of an enum in YAML, in the order of its values.
+template <typename E>
+struct Words;
+template <>
+struct Words<Precision> {
+  static constexpr std::string_view kNames[] = {"fp32", "bf16"};
+};
+template <>
+struct Words<Reduction> {
+  static constexpr std::string_view kNames[] = {"fast", "invariant"};
+};
+template <>
+struct Words<InitKind> {
+  static constexpr std::string_view kNames[] = {"random", "hf"};
+};
+template <>
+struct Words<DeviceChoice> {
+  static constexpr std::string_view kNames[] = {"auto", "cpu", "cuda"};
+};
+template <>
+struct Words<RecomputeKind> {
+  static constexpr std::string_view kNames[] = {"none", "full"};
+};
+template <>
+struct Words<ScheduleKind> {
+  static constexpr std::string_view kNames[] = {"constant", "cosine", "linear", "wsd"};
+};
+template <>
+struct Words<DataKind> {
+  static constexpr std::string_view kNames[] = {"mock", "tokens", "megatron"};
+};
+
+// The YAML word of an enum value, for messages.
+template <typename E>
+constexpr std::string_view word_of(E value) {
+  return Words<E>::kNames[static_cast<size_t>(value)];
+}
+
+// One member of a Config.
+using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
+                           DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*>;
+
+// A YAML scalar as written. `quoted`: it stood in quotes, or was a block of text.
+struct Scalar {
+  std::string text;
+  bool quoted = false;
+};
+
+// Why a value is refused, worded to follow the key's name, and the fix.
+struct Refusal {
+  std::string rule;
+  std::string fix;
+};
+
+// Stores the scalar in the field, or says why not; then the field is unchanged.
+std::optional<Refusal> assign(const Field& field, const Scalar& scalar);
+
+// The value as a YAML scalar that assign() reads back to the same value.
+std::string print(const Field& field);
+
+// For the table of keys: "integer", "fp32 | bf16".
+std::string type_name(const Field& field);
+
+}  // namespace invar

@@ -1,0 +1,231 @@
+#include "config/key_table.h"
+
+#include <algorithm>
+
+#include "core/format.h"
+
+namespace invar {
+namespace {
+
+template <auto Section, auto Member>
+Field at(Config& config) {
+  return &(config.*Section.*Member);
+}
+
+using C = Config;
+using M = ModelConfig;
+using P = ParallelConfig;
+using T = TrainConfig;
+using O = OptimizerConfig;
+using S = ScheduleConfig;
+using D = DataConfig;
+
+constexpr auto kAuto = Default::kAuto;
+constexpr auto kRequired = Default::kRequired;
+
+constexpr Key kKeys[] = {
+    {"model", "family", at<&C::model, &M::family>, "architecture: qwen3"},
+    {"model", "preset", at<&C::model, &M::preset>, "a named model, such as qwen3-0.6b; fields given beside it win"},
+    {"model", "hf_path", at<&C::model, &M::hf_path>,
+     "a Hugging Face folder; its config.json sets the fields below; fields given beside it win"},
+    {"model", "init", at<&C::model, &M::init>, "initial weights: drawn from train.seed, or read from hf_path"},
+    {"model", "vocab_size", at<&C::model, &M::vocab_size>,
+     "token ids 0 to vocab_size − 1, the end-of-document id included", kRequired},
+    {"model", "hidden_size", at<&C::model, &M::hidden_size>, "width of the residual stream", kRequired},
+    {"model", "intermediate_size", at<&C::model, &M::intermediate_size>, "width of the gated MLP", kRequired},
+    {"model", "num_hidden_layers", at<&C::model, &M::num_hidden_layers>, "transformer layers", kRequired},
+    {"model", "num_attention_heads", at<&C::model, &M::num_attention_heads>, "query heads", kRequired},
+    {"model", "num_key_value_heads", at<&C::model, &M::num_key_value_heads>,
+     "key and value heads; divides the query heads", kRequired},
+    {"model", "head_dim", at<&C::model, &M::head_dim>, "width of one head; even; not tied to hidden_size", kRequired},
+    {"model", "max_position_embeddings", at<&C::model, &M::max_position_embeddings>,
+     "longest sequence the model is meant for"},
+    {"model", "rms_norm_eps", at<&C::model, &M::rms_norm_eps>, "added to the mean square in every norm"},
+    {"model", "rope_theta", at<&C::model, &M::rope_theta>, "base of the rotary position frequencies"},
+    {"model", "initializer_range", at<&C::model, &M::initializer_range>,
+     "standard deviation of random initial weights"},
+    {"model", "tie_word_embeddings", at<&C::model, &M::tie_word_embeddings>, "the output head is the embedding"},
+
+    {"parallel", "tensor", at<&C::parallel, &P::tensor>, "tensor-parallel ranks that share one copy of the weights"},
+    {"parallel", "sequence", at<&C::parallel, &P::sequence>,
+     "sequence parallelism: the tensor ranks share the tokens outside attention and MLP"},
+    {"parallel", "data", at<&C::parallel, &P::data>, "data-parallel replicas; auto: world / (tensor · gtp)", kAuto},
+    {"parallel", "gtp", at<&C::parallel, &P::gtp>, "generalised tensor parallelism; only 1 so far"},
+    {"parallel", "uneven", at<&C::parallel, &P::uneven>,
+     "tensor ranks may hold unequal runs of heads, FFN blocks and vocabulary"},
+
+    {"numerics", "precision", at<&C::numerics, &NumericsConfig::precision>,
+     "weights and activations; masters, gradients and sums are fp32 in both"},
+    {"numerics", "reduction", at<&C::numerics, &NumericsConfig::reduction>,
+     "sums over ranks: fast uses the communication library's; invariant is not available yet"},
+
+    {"", "device", [](Config& c) -> Field { return &c.device; },
+     "where ranks compute; auto: CUDA if built with it and found"},
+
+    {"train", "steps", at<&C::train, &T::steps>, "optimizer steps", kRequired},
+    {"train", "sequence_length", at<&C::train, &T::sequence_length>, "tokens per sample", kRequired},
+    {"train", "micro_batch_size", at<&C::train, &T::micro_batch_size>,
+     "samples per forward and backward on one replica"},
+    {"train", "global_batch_size", at<&C::train, &T::global_batch_size>,
+     "samples per optimizer step; auto: micro_batch_size · data", kAuto},
+    {"train", "seed", at<&C::train, &T::seed>, "of the initial weights and the data order"},
+    {"train", "recompute", at<&C::train, &T::recompute>,
+     "full: keep only layer inputs, compute the layers again in backward"},
+    {"train", "eval_every", at<&C::train, &T::eval_every>, "steps between evaluations; 0: never"},
+    {"train", "eval_batches", at<&C::train, &T::eval_batches>, "global batches per evaluation"},
+
+    {"optimizer", "lr", at<&C::optimizer, &O::lr>, "peak learning rate of AdamW"},
+    {"optimizer", "beta1", at<&C::optimizer, &O::beta1>, "decay of the first moment"},
+    {"optimizer", "beta2", at<&C::optimizer, &O::beta2>, "decay of the second moment"},
+    {"optimizer", "eps", at<&C::optimizer, &O::eps>, "added outside the square root"},
+    {"optimizer", "weight_decay", at<&C::optimizer, &O::weight_decay>,
+     "decoupled; only on tensors of two or more dims"},
+    {"optimizer", "clip_grad", at<&C::optimizer, &O::clip_grad>, "largest global gradient norm; 0: no clipping"},
+
+    {"schedule", "kind", at<&C::schedule, &S::kind>, "learning rate after the warm-up"},
+    {"schedule", "warmup_steps", at<&C::schedule, &S::warmup_steps>, "linear rise from 0 to lr"},
+    {"schedule", "decay_steps", at<&C::schedule, &S::decay_steps>, "step at which min_lr is reached; auto: train.steps",
+     kAuto},
+    {"schedule", "wsd_decay_steps", at<&C::schedule, &S::wsd_decay_steps>, "wsd: length of the decay at the end"},
+    {"schedule", "min_lr", at<&C::schedule, &S::min_lr>, "learning rate at and after the end of the decay"},
+
+    {"data", "kind", at<&C::data, &D::kind>,
+     "mock: random tokens; tokens: one flat .bin file; megatron: .bin and .idx"},
+    {"data", "path", at<&C::data, &D::path>, "tokens: the .bin file; megatron: the path without .bin and .idx"},
+    {"data", "token_dtype", at<&C::data, &D::token_dtype>, "tokens in a file without a known header: uint16 or uint32"},
+    {"data", "eod_id", at<&C::data, &D::eod_id>, "end-of-document token; auto: vocab_size − 1", kAuto},
+    {"data", "validation_fraction", at<&C::data, &D::validation_fraction>,
+     "mock and tokens: tail of the data kept for evaluation"},
+    {"data", "split", at<&C::data, &D::split>, "megatron: weights of training, validation and test"},
+
+    {"checkpoint", "dir", at<&C::checkpoint, &CheckpointConfig::dir>, "folder of the checkpoints"},
+    {"checkpoint", "every", at<&C::checkpoint, &CheckpointConfig::every>,
+     "steps between checkpoints; only 0 (never) so far"},
+    {"checkpoint", "keep", at<&C::checkpoint, &CheckpointConfig::keep>, "checkpoints kept, the newest ones"},
+    {"checkpoint", "resume", at<&C::checkpoint, &CheckpointConfig::resume>,
+     "auto: from the newest checkpoint in dir, if any; never; or a path"},
+    {"checkpoint", "export_dir", at<&C::checkpoint, &CheckpointConfig::export_dir>,
+     "Hugging Face folder written at the end of training"},
+
+    {"log", "dir", at<&C::log, &LogConfig::dir>, "run folder: resolved config, metrics.jsonl, log.txt"},
+    {"log", "every", at<&C::log, &LogConfig::every>, "steps between console lines"},
+};
+
+// Field of the config and the same field of the defaults, as pointers of one type.
+template <typename Visitor>
+auto visit_with_default(const Key& key, Config& config, Visitor visitor) {
+  Config defaults;
+  const Field initial = key.field(defaults);
+  return std::visit([&](auto* member) { return visitor(*member, *std::get<decltype(member)>(initial)); },
+                    key.field(config));
+}
+
+std::string default_text(const Key& key) {
+  switch (key.when_absent) {
+    case Default::kRequired:
+      return "–";
+    case Default::kAuto:
+      return "`auto`";
+    case Default::kValue:
+      return format("`{}`", print(key, Config{}));
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Key::full_name() const {
+  return section.empty() ? std::string(name) : format("{}.{}", section, name);
+}
+
+std::span<const Key> key_table() {
+  return kKeys;
+}
+
+std::vector<std::string_view> section_names() {
+  std::vector<std::string_view> names;
+  for (const Key& key : kKeys) {
+    if (!key.section.empty() && std::find(names.begin(), names.end(), key.section) == names.end()) {
+      names.push_back(key.section);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string_view> key_names(std::string_view section) {
+  std::vector<std::string_view> names;
+  for (const Key& key : kKeys) {
+    if (key.section == section) names.push_back(key.name);
+  }
+  return names;
+}
+
+const Key* find_key(std::string_view section, std::string_view name) {
+  for (const Key& key : kKeys) {
+    if (key.section == section && key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+const Key* find_key(std::string_view full_name) {
+  const size_t dot = full_name.find('.');
+  if (dot == std::string_view::npos) return find_key("", full_name);
+  return dot == 0 ? nullptr : find_key(full_name.substr(0, dot), full_name.substr(dot + 1));
+}
+
+std::optional<Refusal> assign(const Key& key, Config& config, const Scalar& scalar) {
+  if (key.when_absent != Default::kAuto) return assign(key.field(config), scalar);
+  if (scalar.text == "auto") {
+    visit_with_default(key, config, [](auto& member, const auto& initial) { member = initial; });
+    return std::nullopt;
+  }
+  if (std::optional<Refusal> refusal = assign(key.field(config), scalar)) {
+    refusal->fix += ", or auto";
+    return refusal;
+  }
+  if (has_default(key, config)) return Refusal{format("cannot be {}", scalar.text), "write auto"};
+  return std::nullopt;
+}
+
+std::string print(const Key& key, const Config& config) {
+  if (key.when_absent == Default::kAuto && has_default(key, config)) return "auto";
+  Config copy = config;
+  return print(key.field(copy));
+}
+
+bool has_default(const Key& key, const Config& config) {
+  Config copy = config;
+  return visit_with_default(key, copy, [](const auto& member, const auto& initial) { return member == initial; });
+}
+
+std::string describe_keys() {
+  std::string text;
+  std::string_view section = "none yet";
+  for (const Key& key : kKeys) {
+    if (key.section != section) {
+      section = key.section;
+      text += text.empty() ? "" : "\n";
+      text += section.empty() ? "**top level**\n\n" : format("**{}**\n\n", section);
+      text += "| key | type | default | meaning |\n|---|---|---|---|\n";
+    }
+    Config config;
+    std::string type;
+    for (char c : type_name(key.field(config))) type += c == '|' ? std::string("\\|") : std::string(1, c);
+    if (key.when_absent == Default::kAuto) type += " or auto";
+    text += format("| `{}` | {} | {} | {} |\n", key.name, type, default_text(key), key.help);
+  }
+  return text;
+}
+
+std::string to_yaml(const Config& config) {
+  std::string text;
+  std::string_view section;
+  for (const Key& key : kKeys) {
+    if (key.section != section && !key.section.empty()) text += format("{}:\n", key.section);
+    section = key.section;
+    text += format("{}{}: {}\n", section.empty() ? "" : "  ", key.name, print(key, config));
+  }
+  return text;
+}
+
+}  // namespace invar

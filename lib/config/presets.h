@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+
+namespace invar {
+
+// Names of the presets: every Qwen3 dense size.
+std::vector<std::string_view> preset_names();
+
+// The named model. An unknown name, and a model that is known but not supported yet, throw Error{kConfig}.
+ModelConfig preset_model(std::string_view name);
+
+}  // namespace invar

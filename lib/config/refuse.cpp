@@ -1,0 +1,59 @@
+#include "config/refuse.h"
+
+#include "config/key_table.h"
+
+namespace invar {
+namespace {
+
+void check(const Config& config, std::string_view key, double value, bool holds, const std::string& rule) {
+  if (!holds) refuse(config, {key}, format("{} = {} must be {}", key, value, rule), format("set {} {}", key, rule));
+}
+
+const Key& key_of(std::string_view name) {
+  const Key* key = find_key(name);
+  INVAR_CHECK(key != nullptr, "no config key {}", name);
+  return *key;
+}
+
+}  // namespace
+
+void refuse(const Config& config, std::initializer_list<std::string_view> keys, const std::string& message,
+            const std::string& hint) {
+  std::string place;
+  for (std::string_view key : keys) {
+    const auto origin = config.origin.find(std::string(key));
+    if (place.empty() && origin != config.origin.end()) place = origin->second + ": ";
+  }
+  throw Error(ErrorKind::kConfig, place + message, hint);
+}
+
+void refuse_if_set(const Config& config, std::string_view key, const std::string& where) {
+  if (has_default(key_of(key), config)) return;
+  refuse(config, {key}, format("{} = {} would be ignored {}", key, print(key_of(key), config), where),
+         format("remove {}", key));
+}
+
+void check_required(const Config& config, std::string_view key) {
+  if (has_default(key_of(key), config)) refuse(config, {key}, format("{} is not set", key), format("set {}", key));
+}
+
+void check_count(const Config& config, std::string_view key, int64_t value, int64_t at_least, int64_t at_most) {
+  if (at_least <= value && value <= at_most) return;
+  refuse(
+      config, {key}, format("{} = {} must be {} to {}", key, value, at_least, at_most),
+      value < at_least ? format("set {} to at least {}", key, at_least) : format("set {} to at most {}", key, at_most));
+}
+
+void check_positive(const Config& config, std::string_view key, double value) {
+  check(config, key, value, value > 0, "above 0");
+}
+
+void check_not_negative(const Config& config, std::string_view key, double value) {
+  check(config, key, value, value >= 0, "0 or more");
+}
+
+void check_fraction(const Config& config, std::string_view key, double value) {
+  check(config, key, value, value >= 0 && value < 1, "from 0 to below 1");
+}
+
+}  // namespace invar

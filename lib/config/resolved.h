@@ -1,0 +1,32 @@
+#pragma once
+
+#include "config/config.h"
+
+namespace invar {
+
+// What `auto` stands for, once validate() has accepted the config.
+
+// Data-parallel degree in a world of this many ranks.
+inline int data_degree(const Config& config, int world_size) {
+  const ParallelConfig& parallel = config.parallel;
+  return parallel.data != 0 ? parallel.data : world_size / (parallel.tensor * parallel.gtp);
+}
+
+// Samples per optimizer step.
+inline int64_t global_batch_size(const Config& config, int world_size) {
+  const TrainConfig& train = config.train;
+  return train.global_batch_size != 0 ? train.global_batch_size
+                                      : train.micro_batch_size * data_degree(config, world_size);
+}
+
+// The step at which the schedule has reached min_lr.
+inline int64_t decay_steps(const Config& config) {
+  return config.schedule.decay_steps != 0 ? config.schedule.decay_steps : config.train.steps;
+}
+
+// The token that ends a document.
+inline int64_t eod_id(const Config& config) {
+  return config.data.eod_id >= 0 ? config.data.eod_id : config.model.vocab_size - 1;
+}
+
+}  // namespace invar

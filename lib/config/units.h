@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+namespace invar {
+
+// Tensor parallelism cuts weights in whole units. These rules depend on the global shape only, never on the degree, so
+// that every layout cuts the same model.
+
+// A unit of the vocabulary, in rows of the embedding and the head.
+inline constexpr int64_t kVocabUnit = 16;
+
+// Rows of the embedding and the head: the vocabulary rounded up to a multiple of 128.
+constexpr int64_t padded_vocab_size(int64_t vocab_size) {
+  return (vocab_size + 127) / 128 * 128;
+}
+
+constexpr int64_t vocab_units(int64_t vocab_size) {
+  return padded_vocab_size(vocab_size) / kVocabUnit;
+}
+
+// Columns of one FFN block: the largest power of two up to 32 that divides the intermediate size and leaves at least 64
+// blocks, so that unequal runs stay well balanced; 1 if there is none.
+constexpr int64_t ffn_block_width(int64_t intermediate_size) {
+  for (int64_t width = 32; width > 1; width /= 2) {
+    if (intermediate_size % width == 0 && intermediate_size / width >= 64) return width;
+  }
+  return 1;
+}
+
+constexpr int64_t ffn_blocks(int64_t intermediate_size) {
+  return intermediate_size / ffn_block_width(intermediate_size);
+}
+
+}  // namespace invar

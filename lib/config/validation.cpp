@@ -1,0 +1,247 @@
+#include "config/validation.h"
+
+#include <array>
+#include <charconv>
+
+#include "config/key_table.h"
+#include "config/refuse.h"
+#include "config/resolved.h"
+#include "config/suggest.h"
+#include "config/validate_parallel.h"
+
+namespace invar {
+namespace {
+
+// Far above any model; keeps the search for fitting degrees short.
+constexpr int64_t kMostHeads = 1 << 16;
+
+void check_model_source(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (model.family == "gemma4") {
+    refuse(config, {"model.family"}, "model.family gemma4 is not supported yet", "use model.family: qwen3");
+  }
+  if (model.family != "qwen3") {
+    refuse(config, {"model.family"}, format("unknown model.family {}", model.family), "use model.family: qwen3");
+  }
+  if (model.init == InitKind::kHuggingFace && model.hf_path.empty()) {
+    refuse(config, {"model.init"}, "model.init: hf needs model.hf_path",
+           "set model.hf_path to the folder of the weights, or model.init: random");
+  }
+  std::string missing;
+  for (const Key& key : key_table()) {
+    if (key.section == "model" && key.when_absent == Default::kRequired && has_default(key, config)) {
+      missing += (missing.empty() ? "" : ", ") + std::string(key.name);
+    }
+  }
+  if (!missing.empty()) {
+    refuse(config, {}, format("section model lacks {}", missing),
+           "give them, or model.preset: qwen3-0.6b (or another size), or model.hf_path: a Hugging Face folder");
+  }
+}
+
+void check_model_shape(const Config& config) {
+  const ModelConfig& model = config.model;
+  check_count(config, "model.vocab_size", model.vocab_size, 1);
+  check_count(config, "model.hidden_size", model.hidden_size, 1);
+  check_count(config, "model.intermediate_size", model.intermediate_size, 1);
+  check_count(config, "model.num_hidden_layers", model.num_hidden_layers, 1);
+  check_count(config, "model.num_attention_heads", model.num_attention_heads, 1, kMostHeads);
+  check_count(config, "model.num_key_value_heads", model.num_key_value_heads, 1);
+  check_count(config, "model.head_dim", model.head_dim, 2);
+  check_count(config, "model.max_position_embeddings", model.max_position_embeddings, 1);
+  check_positive(config, "model.rms_norm_eps", model.rms_norm_eps);
+  check_positive(config, "model.rope_theta", model.rope_theta);
+  check_not_negative(config, "model.initializer_range", model.initializer_range);
+  if (model.head_dim % 2 != 0) {
+    refuse(config, {"model.head_dim"},
+           format("model.head_dim = {} is odd: rotary positions turn pairs", model.head_dim),
+           format("use {} or {}", model.head_dim - 1, model.head_dim + 1));
+  }
+  if (model.num_attention_heads % model.num_key_value_heads != 0) {
+    std::vector<int> divisors;
+    for (int64_t heads = 1; heads <= model.num_attention_heads; ++heads) {
+      if (model.num_attention_heads % heads == 0) divisors.push_back(static_cast<int>(heads));
+    }
+    refuse(config, {"model.num_key_value_heads", "model.num_attention_heads"},
+           format("model.num_key_value_heads = {} does not divide model.num_attention_heads = {}",
+                  model.num_key_value_heads, model.num_attention_heads),
+           format("use {} key and value heads", join_numbers(divisors)));
+  }
+}
+
+void check_train(const Config& config) {
+  const TrainConfig& train = config.train;
+  check_required(config, "train.steps");
+  check_required(config, "train.sequence_length");
+  check_count(config, "train.steps", train.steps, 1);
+  check_count(config, "train.sequence_length", train.sequence_length, 1);
+  check_count(config, "train.micro_batch_size", train.micro_batch_size, 1);
+  check_count(config, "train.global_batch_size", train.global_batch_size, 0);
+  check_count(config, "train.eval_every", train.eval_every, 0);
+  check_count(config, "train.eval_batches", train.eval_batches, 1);
+  if (train.sequence_length > config.model.max_position_embeddings) {
+    refuse(config, {"train.sequence_length"},
+           format("train.sequence_length = {} exceeds model.max_position_embeddings = {}", train.sequence_length,
+                  config.model.max_position_embeddings),
+           format("use at most {}, or raise model.max_position_embeddings", config.model.max_position_embeddings));
+  }
+  if (train.eval_every == 0) refuse_if_set(config, "train.eval_batches", "with train.eval_every: 0");
+  if (config.numerics.reduction == Reduction::kInvariant) {
+    refuse(config, {"numerics.reduction"}, "numerics.reduction: invariant is not available yet",
+           "use numerics.reduction: fast");
+  }
+}
+
+void check_optimizer(const Config& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  check_not_negative(config, "optimizer.lr", optimizer.lr);
+  check_fraction(config, "optimizer.beta1", optimizer.beta1);
+  check_fraction(config, "optimizer.beta2", optimizer.beta2);
+  check_positive(config, "optimizer.eps", optimizer.eps);
+  check_not_negative(config, "optimizer.weight_decay", optimizer.weight_decay);
+  check_not_negative(config, "optimizer.clip_grad", optimizer.clip_grad);
+}
+
+// A key of the schedule must be used by its kind; warm-up and decays must fit one after the other.
+void check_schedule(const Config& config) {
+  const ScheduleConfig& schedule = config.schedule;
+  check_count(config, "schedule.warmup_steps", schedule.warmup_steps, 0);
+  check_count(config, "schedule.decay_steps", schedule.decay_steps, 0);
+  check_count(config, "schedule.wsd_decay_steps", schedule.wsd_decay_steps, 0);
+  check_not_negative(config, "schedule.min_lr", schedule.min_lr);
+  const std::string with_kind = format("with schedule.kind: {}", word_of(schedule.kind));
+  if (schedule.kind != ScheduleKind::kWsd) refuse_if_set(config, "schedule.wsd_decay_steps", with_kind);
+  if (schedule.warmup_steps >= config.train.steps) {
+    refuse(config, {"schedule.warmup_steps", "train.steps"},
+           format("schedule.warmup_steps = {} must be less than train.steps = {}", schedule.warmup_steps,
+                  config.train.steps),
+           format("use at most {} warm-up steps, or train longer", config.train.steps - 1));
+  }
+  if (schedule.kind == ScheduleKind::kConstant) {
+    refuse_if_set(config, "schedule.decay_steps", with_kind);
+    refuse_if_set(config, "schedule.min_lr", with_kind);
+    return;
+  }
+  if (schedule.min_lr > config.optimizer.lr) {
+    refuse(config, {"schedule.min_lr", "optimizer.lr"},
+           format("schedule.min_lr = {} exceeds optimizer.lr = {}", schedule.min_lr, config.optimizer.lr),
+           "lower schedule.min_lr or raise optimizer.lr");
+  }
+  const int64_t end = decay_steps(config);
+  if (schedule.warmup_steps >= end) {
+    refuse(config, {"schedule.decay_steps", "schedule.warmup_steps"},
+           format("schedule.decay_steps = {} must exceed schedule.warmup_steps = {}", end, schedule.warmup_steps),
+           "decay_steps counts from step 0, the warm-up included: raise it, or use auto for train.steps");
+  }
+  if (schedule.kind != ScheduleKind::kWsd) return;
+  if (schedule.wsd_decay_steps == 0) {
+    refuse(config, {"schedule.kind"}, "schedule.kind: wsd needs schedule.wsd_decay_steps",
+           "set the length of the final decay, often a tenth of train.steps");
+  }
+  if (schedule.wsd_decay_steps > end - schedule.warmup_steps) {
+    refuse(config, {"schedule.wsd_decay_steps"},
+           format("schedule.wsd_decay_steps = {} does not fit between schedule.warmup_steps = {} and step {}",
+                  schedule.wsd_decay_steps, schedule.warmup_steps, end),
+           format("use at most {}", end - schedule.warmup_steps));
+  }
+}
+
+// Weights of training, validation and test, as Megatron writes them: "969, 30, 1". Missing ones are 0.
+std::array<double, 3> split_weights(const Config& config) {
+  std::array<double, 3> weights{};
+  std::string text = config.data.split;
+  std::erase(text, ' ');
+  size_t begin = 0, count = 0;
+  bool is_valid = true;
+  for (; begin <= text.size() && is_valid; ++count) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    double weight = -1;
+    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, weight);
+    is_valid = count < 3 && error == std::errc() && stop == text.data() + end && weight >= 0 && weight < 1e12;
+    if (is_valid) weights[count] = weight;
+    begin = end + 1;
+  }
+  if (!is_valid || weights[0] <= 0) {
+    refuse(config, {"data.split"},
+           format("data.split = \"{}\" must be up to three weights, the first above 0", config.data.split),
+           "write training, validation and test, such as data.split: \"969, 30, 1\"");
+  }
+  return weights;
+}
+
+void check_data_source(const Config& config) {
+  const DataConfig& data = config.data;
+  const std::string with_kind = format("with data.kind: {}", word_of(data.kind));
+  if (data.kind == DataKind::kMock) {
+    refuse_if_set(config, "data.path", with_kind);
+  } else if (data.path.empty()) {
+    refuse(config, {"data.path", "data.kind"}, format("data.kind: {} needs data.path", word_of(data.kind)),
+           data.kind == DataKind::kTokens ? "set data.path to the .bin file (tools/tokenise writes one)"
+                                          : "set data.path to the path of the .bin and .idx files, without the ending");
+  }
+  if (data.kind != DataKind::kTokens) {
+    refuse_if_set(config, "data.token_dtype", with_kind);
+  } else if (!data.token_dtype.empty() && data.token_dtype != "uint16" && data.token_dtype != "uint32") {
+    refuse(config, {"data.token_dtype"}, format("data.token_dtype must be uint16 or uint32, not {}", data.token_dtype),
+           "use the type that the file was written with");
+  }
+  if (data.kind != DataKind::kMegatron) refuse_if_set(config, "data.split", with_kind);
+  if (data.kind == DataKind::kMegatron)
+    refuse_if_set(config, "data.validation_fraction", with_kind + " (it has data.split)");
+  check_fraction(config, "data.validation_fraction", data.validation_fraction);
+  if (data.eod_id < -1 || data.eod_id >= config.model.vocab_size) {
+    refuse(config, {"data.eod_id", "model.vocab_size"},
+           format("data.eod_id = {} is not a token of model.vocab_size = {}", data.eod_id, config.model.vocab_size),
+           format("use 0 to {}, or auto for the last", config.model.vocab_size - 1));
+  }
+}
+
+void check_evaluation(const Config& config) {
+  const bool is_megatron = config.data.kind == DataKind::kMegatron;
+  const bool has_validation = is_megatron ? split_weights(config)[1] > 0 : config.data.validation_fraction > 0;
+  if (config.train.eval_every == 0 || has_validation) return;
+  if (is_megatron) {
+    refuse(config, {"train.eval_every", "data.split"},
+           format("train.eval_every = {} needs validation data, but data.split = \"{}\" keeps none",
+                  config.train.eval_every, config.data.split),
+           "give the second weight of data.split, such as \"969, 30, 1\", or set train.eval_every: 0");
+  }
+  refuse(
+      config, {"train.eval_every"},
+      format("train.eval_every = {} needs validation data, but data.validation_fraction is 0", config.train.eval_every),
+      "set data.validation_fraction, such as 0.05, or train.eval_every: 0");
+}
+
+void check_output(const Config& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  check_count(config, "checkpoint.every", checkpoint.every, 0);
+  check_count(config, "checkpoint.keep", checkpoint.keep, 1);
+  check_count(config, "log.every", config.log.every, 1);
+  if (checkpoint.every > 0) {
+    refuse(config, {"checkpoint.every"}, "checkpoints are not available yet: checkpoint.every must be 0",
+           "set checkpoint.every: 0; checkpoint.export_dir writes the weights at the end of training");
+  }
+  refuse_if_set(config, "checkpoint.keep", "with checkpoint.every: 0");
+  if (checkpoint.resume != "auto" && checkpoint.resume != "never") {
+    refuse(config, {"checkpoint.resume"},
+           format("checkpoints are not available yet: checkpoint.resume cannot be {}", checkpoint.resume),
+           "use checkpoint.resume: auto or never; model.hf_path with model.init: hf starts from given weights");
+  }
+}
+
+}  // namespace
+
+void validate(const Config& config, int world_size) {
+  INVAR_CHECK(world_size > 0, "world size {}", world_size);
+  check_model_source(config);
+  check_model_shape(config);
+  check_train(config);
+  validate_parallel(config, world_size);
+  check_optimizer(config);
+  check_schedule(config);
+  check_data_source(config);
+  check_evaluation(config);
+  check_output(config);
+}
+
+}  // namespace invar

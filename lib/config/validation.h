@@ -1,0 +1,18 @@
+#pragma once
+
+#include <vector>
+
+#include "config/config.h"
+
+namespace invar {
+
+// Judges the values of a training config together, for a job of `world_size` ranks: everything that can be refused
+// without data, weights or peers. The first broken rule throws Error{kConfig} with the place (file:line or argument),
+// the keys, the rule, the numbers and the fix. Pure: every rank reaches the same verdict.
+// Not judged here: whether the build has CUDA (the device layer knows), and what is inside files.
+void validate(const Config& config, int world_size);
+
+// Tensor-parallel degrees at which this model can be cut, ascending. Equal runs of units; with `uneven`, any runs.
+std::vector<int> fitting_tensor_degrees(const ModelConfig& model, bool uneven);
+
+}  // namespace invar

@@ -1,0 +1,282 @@
+#include "config/yaml_loader.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "config/hf_config.h"
+#include "config/key_table.h"
+#include "config/presets.h"
+#include "config/suggest.h"
+#include "core/error.h"
+
+namespace invar {
+namespace {
+
+// One key with its value, from the file or from the command line.
+struct Assignment {
+  const Key* key;
+  Scalar scalar;
+  std::string origin;
+};
+
+[[noreturn]] void refuse(const std::string& origin, const std::string& what, const std::string& fix) {
+  throw Error(ErrorKind::kConfig, format("{}: {}", origin, what), fix);
+}
+
+[[noreturn]] void refuse_section(const std::string& origin, const std::string& name) {
+  for (const Key& key : key_table()) {
+    if (key.name == name) {
+      refuse(origin, format("{} is not a section", name),
+             format("{0} is a key of section {1}: write it as {1}.{0}, in the file indented below {1}:", name,
+                    key.section));
+    }
+  }
+  std::vector<std::string_view> known = section_names();
+  for (std::string_view key : key_names("")) known.push_back(key);
+  const std::string_view nearest = nearest_word(name, known);
+  refuse(
+      origin, format("unknown section {}", name),
+      nearest.empty() ? format("the sections are {}", join_words(known, ", ")) : format("did you mean {}?", nearest));
+}
+
+[[noreturn]] void refuse_key(const std::string& origin, const std::string& section, const std::string& name) {
+  const std::string what = format("unknown key {}.{}", section, name);
+  const std::vector<std::string_view> known = key_names(section);
+  if (known.empty()) refuse(origin, what, format("{} is a single value: write {}: value", section, section));
+  for (const Key& key : key_table()) {
+    if (key.name == name) refuse(origin, what, format("did you mean {}?", key.full_name()));
+  }
+  const std::string_view nearest = nearest_word(name, known);
+  refuse(origin, what,
+         nearest.empty() ? format("the keys of {} are {}", section, join_words(known, ", "))
+                         : format("did you mean {}.{}?", section, nearest));
+}
+
+// Top-level scalar, or section.key; refuses names that do not exist.
+const Key& known_key(const std::string& origin, const std::string& section, const std::string& name) {
+  const Key* key = find_key(section, name);
+  if (key != nullptr) return *key;
+  const bool is_section = !key_names(section).empty() && !section.empty();
+  if (is_section || find_key("", section) != nullptr) refuse_key(origin, section, name);
+  refuse_section(origin, section.empty() ? name : section);
+}
+
+// "[969, 30, 1]" where a text is expected: the text that was meant.
+std::string joined_list(const YAML::Node& list) {
+  std::string text;
+  for (const YAML::Node& item : list) {
+    if (!item.IsScalar()) return "text";
+    text += (text.empty() ? "" : ", ") + item.Scalar();
+  }
+  return format("\"{}\"", text);
+}
+
+Scalar read_scalar(const std::string& origin, const Key& key, const YAML::Node& node) {
+  const std::string name = key.full_name();
+  Config scratch;
+  const Field field = key.field(scratch);
+  const bool is_text = std::holds_alternative<std::string*>(field);
+  const std::string example = is_text ? "text" : type_name(field);
+  if (node.IsSequence()) {
+    refuse(origin, format("{} needs a single value, not a list", name),
+           format("write {}: {}", key.name, is_text ? joined_list(node) : example));
+  }
+  if (node.IsMap()) {
+    refuse(origin, format("{} needs a single value, not keys of its own", name),
+           format("write {}: {}", key.name, example));
+  }
+  if (!node.IsScalar()) {
+    refuse(origin, format("{} has no value", name),
+           is_text ? format("write {}: \"\" for an empty text, or remove the key", key.name)
+                   : format("write {}: {}, or remove the key", key.name, example));
+  }
+  // yaml-cpp tags plain scalars "?" and quoted ones "!".
+  if (node.Tag() != "?" && node.Tag() != "!") {
+    refuse(origin, format("{} carries the YAML tag {}", name, node.Tag()), format("write {}: {}", key.name, example));
+  }
+  return {node.Scalar(), node.Tag() == "!"};
+}
+
+std::string read_text(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) refuse(path, "is a folder", "name the YAML file in it");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) refuse(path, "cannot open the config file", "check the path; ready-to-run configs are in configs/");
+  std::ostringstream text;
+  text << file.rdbuf();
+  std::string all = text.str();
+  // yaml-cpp lets a quote that is never closed swallow the rest of a file, unless the text ends inside the last line.
+  all.erase(all.find_last_not_of(" \t\r\n") + 1);
+  return all;
+}
+
+// YAML forbids tabs in indentation; the parser's own message for them is obscure.
+void refuse_tabs(const std::string& path, const std::string& text) {
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos || line[first] == '#') continue;
+    if (line.find('\t') < first) {
+      refuse(format("{}:{}", path, number), "tab in the indentation", "indent with spaces: YAML does not allow tabs");
+    }
+  }
+}
+
+YAML::Node parse_document(const std::string& path, const std::string& text) {
+  refuse_tabs(path, text);
+  std::vector<YAML::Node> documents;
+  try {
+    documents = YAML::LoadAll(text);
+  } catch (const YAML::Exception& error) {
+    const std::string origin = error.mark.is_null() ? path : format("{}:{}", path, error.mark.line + 1);
+    refuse(origin, format("not valid YAML: {}", error.msg),
+           "check this line and the one before: indentation, a missing \": \" or quote, an unclosed bracket");
+  }
+  if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) {
+    refuse(path, "the config file is empty", "start from a file of configs/, such as configs/quickstart.yaml");
+  }
+  if (documents.size() > 1) {
+    refuse(path, format("the file holds {} YAML documents", documents.size()), "keep one: remove the line ---");
+  }
+  if (!documents[0].IsMap()) {
+    refuse(path, "the file is not a map of sections", format("the sections are {}", join_words(section_names(), ", ")));
+  }
+  return documents[0];
+}
+
+class FileReader {
+ public:
+  explicit FileReader(std::string path) : path_(std::move(path)) {}
+
+  std::vector<Assignment> read() {
+    const YAML::Node document = parse_document(path_, read_text(path_));
+    for (const auto& entry : document) read_top_level(entry.first, entry.second);
+    return std::move(assignments_);
+  }
+
+ private:
+  std::string origin(const YAML::Node& name) const { return format("{}:{}", path_, name.Mark().line + 1); }
+
+  // The name as text; yaml-cpp keeps a name that stands twice, so each is remembered with its line.
+  std::string unique_name(const std::string& section, const YAML::Node& node) {
+    if (!node.IsScalar()) refuse(origin(node), "the name of a key must be a word", "write key: value");
+    const std::string name = section.empty() ? node.Scalar() : format("{}.{}", section, node.Scalar());
+    const auto [first, is_new] = lines_.emplace(name, node.Mark().line + 1);
+    if (!is_new) {
+      refuse(origin(node), format("{} is given twice, first at line {}", name, first->second), "keep one of the two");
+    }
+    return node.Scalar();
+  }
+
+  void read_top_level(const YAML::Node& name_node, const YAML::Node& node) {
+    const std::string name = unique_name("", name_node);
+    if (find_key("", name) != nullptr) return add(known_key(origin(name_node), "", name), name_node, node);
+    if (key_names(name).empty()) refuse_section(origin(name_node), name);
+    if (!node.IsMap()) {
+      refuse(origin(name_node), format("section {} has no keys", name),
+             format("indent its keys below it ({}), or remove it", join_words(key_names(name), ", ")));
+    }
+    for (const auto& entry : node) {
+      const std::string key = unique_name(name, entry.first);
+      add(known_key(origin(entry.first), name, key), entry.first, entry.second);
+    }
+  }
+
+  void add(const Key& key, const YAML::Node& name_node, const YAML::Node& value) {
+    assignments_.push_back({&key, read_scalar(origin(name_node), key, value), origin(name_node)});
+  }
+
+  std::string path_;
+  std::map<std::string, int> lines_;
+  std::vector<Assignment> assignments_;
+};
+
+Assignment read_override(const std::string& argument) {
+  const std::string origin = format("argument {}", argument);
+  const size_t equals = argument.find('=');
+  const size_t dot = argument.find('.');
+  if (equals == std::string::npos || equals == 0 || dot == 0 || dot + 1 == equals) {
+    refuse(origin, "not of the form section.key=value", "write for example train.steps=100");
+  }
+  const std::string name = argument.substr(0, equals);
+  const bool is_top_level = dot == std::string::npos || dot > equals;
+  const std::string section = is_top_level ? "" : name.substr(0, dot);
+  const std::string key_name = is_top_level ? name : name.substr(dot + 1);
+  if (is_top_level && !key_names(name).empty()) {
+    refuse(origin, format("{} is a section", name), format("name a key of it: {}", join_words(key_names(name), ", ")));
+  }
+  const Key& key = known_key(origin, section, key_name);
+  try {
+    const std::vector<YAML::Node> values = YAML::LoadAll(argument.substr(equals + 1));
+    if (values.size() > 1) refuse(origin, format("{} has {} values", name, values.size()), "give one");
+    return {&key, read_scalar(origin, key, values.empty() ? YAML::Node() : values[0]), origin};
+  } catch (const YAML::Exception& error) {
+    refuse(origin, format("the value is not valid YAML: {}", error.msg), format("quote it: {}='\"value\"'", name));
+  }
+}
+
+void apply_all(const std::vector<Assignment>& assignments, Config& config) {
+  for (const Assignment& assignment : assignments) {
+    const std::string name = assignment.key->full_name();
+    if (const std::optional<Refusal> refusal = assign(*assignment.key, config, assignment.scalar)) {
+      refuse(assignment.origin, format("{} {}", name, refusal->rule), refusal->fix);
+    }
+    config.origin[name] = assignment.origin;
+  }
+}
+
+// The model that preset or hf_path names, under the fields given beside it.
+ModelConfig base_model(const Config& given) {
+  const ModelConfig& model = given.model;
+  if (model.preset.empty() && model.hf_path.empty()) return {};
+  const std::string key = model.preset.empty() ? "model.hf_path" : "model.preset";
+  const std::string& origin = given.origin.at(key);
+  if (!model.preset.empty() && !model.hf_path.empty()) {
+    refuse(origin, format("model.preset {} and model.hf_path {} are both given", model.preset, model.hf_path),
+           "keep one: each of them sets the whole model");
+  }
+  try {
+    return model.preset.empty() ? read_hf_config(model.hf_path) : preset_model(model.preset);
+  } catch (const Error& error) {
+    refuse(origin, error.what(), error.hint());
+  }
+}
+
+std::vector<Assignment> read_overrides(std::span<const std::string> overrides) {
+  std::vector<Assignment> assignments;
+  std::map<std::string, std::string> arguments;
+  for (const std::string& argument : overrides) {
+    Assignment assignment = read_override(argument);
+    const auto [first, is_new] = arguments.emplace(assignment.key->full_name(), argument);
+    if (!is_new) {
+      refuse(format("argument {}", argument), format("{} is given twice, first by {}", first->first, first->second),
+             "keep one of the two");
+    }
+    assignments.push_back(std::move(assignment));
+  }
+  return assignments;
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, std::span<const std::string> overrides) {
+  std::vector<Assignment> assignments = FileReader(path).read();
+  for (Assignment& assignment : read_overrides(overrides)) assignments.push_back(std::move(assignment));
+
+  Config given;
+  apply_all(assignments, given);
+  Config config;
+  config.model = base_model(given);
+  apply_all(assignments, config);
+  return config;
+}
+
+void apply_overrides(Config& config, std::span<const std::string> overrides) {
+  apply_all(read_overrides(overrides), config);
+}
+
+}  // namespace invar

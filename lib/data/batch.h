@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/sampler.h"
+#include "data/token_source.h"
+
+namespace invar {
+
+// One micro-batch on one rank; T = B·S flat tokens, sample-major. A label is the token that follows; a negative label
+// would count as masked in the loss, but no source makes one: every position has a true label.
+struct Batch {
+  std::vector<int32_t> tokens;  // (T)
+  std::vector<int32_t> labels;  // (T)
+};
+
+// Which part of the global batch: each data-parallel rank owns a contiguous range of global_batch / dp_size samples and
+// works through it in micro-batches. global_batch must be a multiple of micro_batch · dp_size.
+struct BatchGeometry {
+  int64_t global_batch = 0;  // samples
+  int64_t micro_batch = 0;   // samples
+  int64_t dp_rank = 0;
+  int64_t dp_size = 1;
+  int64_t micro_step = 0;
+};
+
+// step counts from 0. Samples and their order within the global batch depend on neither micro_batch nor dp_size.
+void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
+                      Batch& batch);
+
+}  // namespace invar

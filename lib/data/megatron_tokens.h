@@ -1,0 +1,28 @@
+#pragma once
+
+#include "data/megatron_index.h"
+#include "data/megatron_samples.h"
+#include "data/token_source.h"
+
+namespace invar {
+
+// A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX. Sample k is what Megatron's
+// GPTDataset with default options gives for index k at the same split, seed, sequence length and number of samples.
+class MegatronTokens final : public TokenSource {
+ public:
+  MegatronTokens(const DataConfig& data, const TokenRequest& request);
+
+  int64_t samples() const override { return order_.samples(); }
+  std::string describe() const override;
+
+ private:
+  void fill(int64_t sample, std::span<int32_t> tokens) const override;
+
+  Split split_;
+  MegatronIndex index_;
+  TokenArray tokens_;
+  Range sequences_;  // of this split
+  MegatronSamples order_;
+};
+
+}  // namespace invar

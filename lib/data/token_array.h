@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "data/mapped_file.h"
+
+namespace invar {
+
+enum class TokenType : uint8_t { kU8, kI8, kI16, kI32, kI64, kU16, kU32 };
+
+int64_t size_of(TokenType type);           // bytes per token
+std::string_view name_of(TokenType type);  // "uint16", "int32", ...
+
+// A .bin file seen as one array of token ids: `first_byte` bytes of header, then integers to the end of the file.
+class TokenArray {
+ public:
+  // Error{kData} if what follows the header is not a whole number of tokens.
+  TokenArray(MappedFile file, int64_t first_byte, TokenType type, int64_t vocab_size);
+
+  const std::string& path() const { return file_.path(); }
+  TokenType type() const { return type_; }
+  int64_t size() const { return size_; }
+
+  // Fills `out` with the tokens from index `first` on. Error{kData}, naming file, position and id, if one of them is
+  // outside [0, vocab_size).
+  void read(int64_t first, std::span<int32_t> out) const;
+
+ private:
+  template <class T>
+  void read_as(int64_t first, std::span<int32_t> out) const;
+
+  MappedFile file_;
+  int64_t first_byte_;
+  TokenType type_;
+  int64_t size_;
+  int64_t vocab_size_;
+};
+
+}  // namespace invar

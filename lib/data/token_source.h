@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "config/config.h"
+
+namespace invar {
+
+enum class Split : uint8_t { kTrain, kValidation };
+
+std::string_view name_of(Split split);  // "train" | "validation"
+
+// What a run asks of its data.
+struct TokenRequest {
+  Split split = Split::kTrain;
+  int64_t sequence_length = 0;
+  int64_t vocab_size = 0;
+  uint64_t seed = 0;
+  // Samples the whole run (or one evaluation) will consume. Only megatron depends on it: its order is laid out over as
+  // many epochs as this takes, so the same run must always ask for the same number.
+  int64_t samples_wanted = 0;
+};
+
+// Numbered samples of sequence_length + 1 tokens each: inputs are the first sequence_length, labels the last. A sample
+// is a pure function of its number, so any rank may read any of them, and there is no position to save.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  TokenSource(const TokenSource&) = delete;
+  TokenSource& operator=(const TokenSource&) = delete;
+
+  int64_t sequence_length() const { return sequence_length_; }
+  virtual int64_t samples() const = 0;       // distinct samples
+  virtual std::string describe() const = 0;  // one line for the log
+
+  // tokens (S + 1). Error{kData} for an id outside the vocabulary.
+  void read(int64_t sample, std::span<int32_t> tokens) const;
+
+ protected:
+  explicit TokenSource(int64_t sequence_length) : sequence_length_(sequence_length) {}
+
+ private:
+  virtual void fill(int64_t sample, std::span<int32_t> tokens) const = 0;
+
+  int64_t sequence_length_;
+};
+
+// Opens the source that data.kind names. Error{kData} if the files cannot be used, Error{kConfig} if a key is wrong.
+std::unique_ptr<TokenSource> make_token_source(const DataConfig& data, const TokenRequest& request);
+
+}  // namespace invar

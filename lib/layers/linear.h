@@ -1,0 +1,36 @@
+#pragma once
+
+#include "layers/layer_context.h"
+
+namespace invar {
+
+// y = x Wᵀ with the out-features cut over the tensor-parallel group. W is stored (out, in). In a group of one this is
+// the plain linear.
+class ColumnParallelLinear {
+ public:
+  explicit ColumnParallelLinear(WeightId weight) : weight_(weight) {}
+
+  // x (local, in) -> y (T, out of this rank), written to y.
+  void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y) const;
+  // Adds the weight's gradient; returns d_x (local, in). x as in forward.
+  Tensor backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y) const;
+
+ private:
+  WeightId weight_;
+};
+
+// y = x Wᵀ with the in-features cut over the group. W is stored transposed, (in, out): unit-major.
+class RowParallelLinear {
+ public:
+  explicit RowParallelLinear(WeightId weight) : weight_(weight) {}
+
+  // x (T, in of this rank) -> (local, out).
+  Tensor forward(const LayerContext& ctx, const Tensor& x) const;
+  // d_y (local, out) -> d_x (T, in of this rank), written to d_x. Adds the weight's gradient.
+  void backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y, const Tensor& d_x) const;
+
+ private:
+  WeightId weight_;
+};
+
+}  // namespace invar

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "layers/layer_context.h"
+#include "parallel/replica_groups.h"
+
+namespace invar {
+
+// RMSNorm over the hidden dim of local tokens. Its weight is whole on every rank; under sequence parallelism each rank
+// sees its own tokens only, so the gradients are terms of a sum over the tensor group.
+class RmsNorm {
+ public:
+  RmsNorm(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name, int64_t size, double eps,
+          bool sequence_parallel);
+
+  // x (local, C) -> y; rstd f32 (local) is kept for backward.
+  void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y, const Tensor& rstd) const;
+  // Adds to d_x, which holds the gradient of the residual path.
+  void backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
+                const Tensor& d_x) const;
+
+ private:
+  WeightId weight_;
+  float eps_;
+};
+
+// A one-dim weight that every rank of the tensor group holds whole.
+WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
+                               int64_t size, bool partial_gradient);
+
+}  // namespace invar

@@ -1,0 +1,49 @@
+#include "layers/vocab_embedding.h"
+
+#include <algorithm>
+
+#include "config/units.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "parallel/unit_partition.h"
+
+namespace invar {
+
+VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, const std::string& name,
+                           int64_t vocab_size, int64_t hidden_size) {
+  const auto units = split_units(vocab_units(vocab_size), tensor.size());
+  const Range mine = units[static_cast<size_t>(tensor.rank())];
+  VocabTable vocabulary;
+  vocabulary.rows = {mine.begin * kVocabUnit, mine.end * kVocabUnit};
+  vocabulary.vocab_size = vocab_size;
+  vocabulary.widest = units.front().size() * kVocabUnit;
+
+  Parameter parameter;
+  parameter.name = name;
+  parameter.shape = {vocab_size, hidden_size};
+  const Range real = intersect(vocabulary.rows, {0, vocab_size});
+  if (!real.empty()) parameter.runs = {{real, 0}};
+  Weight weight;
+  weight.name = name;
+  weight.rows = vocabulary.rows.size();
+  weight.cols = hidden_size;
+  weight.parameters = {std::move(parameter)};
+  vocabulary.weight = table.add(std::move(weight));
+  return vocabulary;
+}
+
+void VocabEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& h) const {
+  const ArenaScope scope(ctx.scratch);
+  const Tensor looked_up = ctx.scratch.allocate("embedding", ctx.activation, {ctx.region.tokens(), h.dim(1)});
+  ops::embedding_forward(ctx.stream, tokens, ctx.weights.acquire_forward(table_.weight), table_.rows, looked_up);
+  ops::copy(ctx.stream, ctx.region.reduce(ctx.stream, ctx.scratch, looked_up, ctx.activation), h);
+}
+
+void VocabEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& d_h) const {
+  const ArenaScope scope(ctx.scratch);
+  const Tensor d_all = ctx.region.gather(ctx.stream, ctx.scratch, d_h);
+  ops::embedding_backward(ctx.stream, tokens, d_all, table_.rows, ctx.weights.gradient(table_.weight));
+  ctx.weights.gradient_done(table_.weight);
+}
+
+}  // namespace invar

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "config/config.h"
+#include "layers/lm_head.h"
+#include "models/decoder_layer.h"
+
+namespace invar {
+
+// The stacks that a pass works in.
+struct Workspace {
+  const Stream& stream;
+  Arena& saved;
+  Arena& scratch;
+};
+
+// A micro-batch of T = samples · sequence_length tokens, whole on every rank of the tensor group.
+struct MicroBatch {
+  Tensor tokens;  // i32 (T)
+  Tensor labels;  // i32 (T); negative: not counted
+  int64_t sequence_length = 0;
+};
+
+// The one transformer: embedding, decoder layers as the spec describes them, final norm, head with loss.
+//
+// Construct; allocate() the parameters and constants; fill the parameters (initialise or load); then passes in any
+// order. The constructor is collective over the tensor group.
+class DecoderModel {
+ public:
+  struct Options {
+    bool sequence_parallel = false;
+    RecomputeKind recompute = RecomputeKind::kNone;
+    DType dtype = DType::kF32;  // of parameters and activations
+    int64_t sequence_length = 0;
+  };
+
+  DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const Options& options);
+  DecoderModel(const DecoderModel&) = delete;
+  DecoderModel& operator=(const DecoderModel&) = delete;
+
+  void allocate(Arena& parameters, Arena& gradients, Arena& constants);
+  const ParameterTable& parameters() const { return table_; }
+
+  // Σ loss over the micro-batch's counted tokens, the same on every rank of the tensor group.
+  double evaluate(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink = nullptr);
+  // The same, and adds the gradient of gradient_scale · Σ loss to the weights' gradients.
+  double forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
+                          TensorSink* sink = nullptr);
+
+  // Padded vocabulary rows of this rank: the columns of the "logits" that a sink gets.
+  Range vocabulary() const { return head_->vocabulary(); }
+
+ private:
+  LayerContext context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink);
+  // Runs all layers; keeps what backward needs if `keep`. Returns the final residual stream.
+  Tensor forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep);
+  void backward_layers(const LayerContext& ctx, const MicroBatch& batch, const Tensor& d_h);
+
+  DecoderSpec spec_;
+  Options options_;
+  ReplicaGroups replicas_;
+  TensorRegion region_;
+  ParameterTable table_;
+  ResidentWeights weights_;
+  std::map<std::pair<double, int64_t>, ops::RopeTable> ropes_;  // by (theta, head_dim)
+  std::unique_ptr<VocabEmbedding> embedding_;
+  std::vector<DecoderLayer> layers_;
+  std::unique_ptr<RmsNorm> final_norm_;
+  std::unique_ptr<LmHead> head_;
+  std::vector<DecoderLayer::Saved> saved_;
+};
+
+// The spec of the configured family.
+DecoderSpec decoder_spec(const ModelConfig& config);
+
+}  // namespace invar

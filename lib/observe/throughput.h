@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.h"
+
+namespace invar {
+
+// Floating-point operations that the mathematics of one training step needs, 2 per multiply-add, forward and backward:
+// dense projections, causal attention (half of S²) and the head over the padded vocabulary. Not counted: the embedding
+// lookup, norms, and recomputation. As Megatron-LM counts them. Attention is full in every layer.
+double model_flops_per_step(const ModelConfig& model, int64_t padded_vocab_size, int64_t sequences,
+                            int64_t sequence_length);
+
+// Speed and time left, from the duration of each step.
+class Throughput {
+ public:
+  Throughput(double flops_per_step, int devices) : flops_per_step_(flops_per_step), devices_(devices) {}
+
+  // The step that just ended: wall time, tokens over all ranks.
+  void record(double seconds, int64_t tokens);
+
+  // Of the last step; 0 before the first.
+  double tokens_per_s() const;
+  double tflops_per_device() const;
+
+  // By an exponential average of the step times. The first step is left out: it pays for warm-up. NaN until there is a
+  // second one; then 0 for no steps left.
+  double seconds_left(int64_t steps_left) const;
+
+ private:
+  double flops_per_step_;
+  int devices_;
+  int64_t steps_ = 0;
+  int64_t tokens_ = 0;
+  double seconds_ = 0;
+  double average_seconds_ = 0;
+};
+
+}  // namespace invar

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+
+#include "ops/attention.h"
+#include "ops/cpu/element.h"
+#include "ops/cpu/tile_product.h"
+#include "ops/dispatch.h"
+
+// How tiled attention cuts a call into pairs of query and key tiles, and what it does with one pair.
+namespace invar::ops::cpu {
+
+// Queries, and keys, of a tile. At head_dim 128 the dozen tiles of backward take 600 KB: a second-level cache.
+constexpr int64_t kTile = 96;
+static_assert(kTile % kPanelRows == 0 && kTile % kPanelColumns == 0);
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Which queries and keys of a pair of tiles see each other: query − window < key − shift ≤ query, where indices start
+// at the tiles and shift is the distance from the first key to the first query.
+struct Band {
+  int64_t queries;
+  int64_t keys;
+  int64_t shift;
+  int64_t window;
+
+  Range keys_of(Range query) const {
+    return intersect({query.begin + shift - window + 1, query.end + shift}, {0, keys});
+  }
+  Range queries_of(Range key) const {
+    return intersect({key.begin - shift, key.end - 1 - shift + window}, {0, queries});
+  }
+  // Overwrites the pairs of a (keys, queries) tile that do not see each other.
+  void mask(Tile& tile, float value) const {
+    for (int64_t key = 0; key < keys; ++key) {
+      const Range visible = queries_of({key, key + 1});
+      float* row = tile.row(key);
+      std::fill(row, row + std::min(visible.begin, queries), value);
+      std::fill(row + std::min(visible.end, queries), row + queries, value);
+    }
+  }
+};
+
+// The sizes of one call, and the division of each sample into tiles.
+struct Problem {
+  int64_t sequence;
+  int64_t window;  // never 0
+  int64_t samples;
+  int64_t groups;
+  int64_t heads_per_group;
+  int64_t head_dim;
+  float scale;
+  int64_t tiles;  // of one sample
+
+  Problem(const AttentionParams& params, const HeadView& q)
+      : sequence(params.sequence_length),
+        window(params.window == 0 ? sequence : std::min(params.window, sequence)),
+        samples(q.tokens() / sequence),
+        groups(q.groups),
+        heads_per_group(q.heads_per_group),
+        head_dim(q.head_dim),
+        scale(params.scale),
+        tiles(ceil_div(sequence, kTile)) {}
+
+  Range tokens_of(int64_t index) const { return {index * kTile, std::min((index + 1) * kTile, sequence)}; }
+  // The tiles with keys that some of the queries see.
+  Range key_tiles_of(Range queries) const {
+    return {std::max<int64_t>(0, queries.begin - window + 1) / kTile, ceil_div(queries.end, kTile)};
+  }
+  Band band(Range queries, Range keys) const {
+    return {queries.size(), keys.size(), queries.begin - keys.begin, window};
+  }
+};
+
+// Tokens of one sample and one head, as a view holds them.
+struct HeadRows {
+  const HeadView& view;
+  int64_t sample_begin;  // token
+  int64_t group;
+  int64_t head;  // in the group
+
+  int64_t index(int64_t token) const {
+    return (sample_begin + token) * view.token_stride() + group * view.group_stride + view.offset +
+           head * view.head_dim;
+  }
+};
+
+inline void load_rows(const HeadRows& from, Range tokens, float scale, Tile& to) {
+  visit_float("attention", from.view.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
+    const T* elements = from.view.buffer.data<T>();
+    for (int64_t i = 0; i < tokens.size(); ++i) {
+      const T* source = elements + from.index(tokens.begin + i);
+      float* row = to.row(i);
+      for (int64_t d = 0; d < from.view.head_dim; ++d) row[d] = scale * load(source[d]);
+    }
+  });
+}
+
+// Rows of `from`, beginning at first_row, to the tokens.
+inline void store_rows(const Tile& from, int64_t first_row, float scale, Range tokens, const HeadRows& to) {
+  visit_float("attention", to.view.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
+    T* elements = to.view.buffer.data<T>();
+    for (int64_t i = 0; i < tokens.size(); ++i) {
+      const float* row = from.row(first_row + i);
+      T* target = elements + to.index(tokens.begin + i);
+      for (int64_t d = 0; d < to.view.head_dim; ++d) store(target[d], scale * row[d]);
+    }
+  });
+}
+
+inline void transpose(const Tile& from, int64_t rows, int64_t columns, Tile& to) {
+  constexpr int64_t kBlock = 8;
+  for (int64_t begin = 0; begin < columns; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, columns);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = begin; column < end; ++column) to.row(column)[row] = from.row(row)[column];
+    }
+  }
+}
+
+inline void scale_rows(Tile& tile, int64_t rows, int64_t columns, const float* factors) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = tile.row(i);
+    for (int64_t d = 0; d < columns; ++d) row[d] *= factors[i];
+  }
+}
+
+inline void zero_rows(Tile& tile, int64_t rows) {
+  std::fill(tile.row(0), tile.row(rows), 0.0f);
+}
+
+// scores (keys, queries) = k · q_tᵀ, where any pair of a panel is visible.
+inline void score_product(const Problem& problem, const Band& band, const Tile& k, const Tile& q_t, Tile& scores) {
+  tile_product(band.keys, band.queries, LeftFactor::plain(k), q_t, scores, false, [&](Range keys, Range queries) {
+    return intersect(band.queries_of(keys), queries).empty() ? Range{} : Range{0, problem.head_dim};
+  });
+}
+
+// to (queries, D) += weightsᵀ · rows, with weights (keys, queries) and rows (keys, D).
+inline void add_over_keys(const Problem& problem, const Band& band, const Tile& weights, const Tile& rows, Tile& to) {
+  tile_product(band.queries, problem.head_dim, LeftFactor::transposed(weights), rows, to, true,
+               [&](Range queries, Range) { return band.keys_of(queries); });
+}
+
+}  // namespace invar::ops::cpu

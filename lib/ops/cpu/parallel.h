@@ -1,0 +1,42 @@
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/range.h"
+
+namespace invar::ops::cpu {
+
+// Below this many elements a second thread costs more than it gives.
+inline constexpr int64_t kMinWorkPerThread = 16384;
+
+// Runs body(Range) over [0, n) cut into contiguous pieces, one per thread; work_per_item is in elements. The body must
+// give the same result for every cut, and must not throw. No parallel region is opened for one piece.
+template <class Body>
+void parallel_for(int threads, int64_t n, int64_t work_per_item, const Body& body) {
+  const int64_t worthwhile = n * std::max<int64_t>(work_per_item, 1) / kMinWorkPerThread;
+  const auto pieces = static_cast<int>(std::min({static_cast<int64_t>(threads), n, worthwhile}));
+  if (pieces <= 1) {
+    body(Range{0, n});
+    return;
+  }
+#pragma omp parallel num_threads(pieces)
+  {
+    const int64_t count = omp_get_num_threads();
+    const int64_t index = omp_get_thread_num();
+    body(Range{n * index / count, n * (index + 1) / count});
+  }
+}
+
+// The same over columns; pieces begin at multiples of a cache line of floats.
+template <class Body>
+void parallel_columns(int threads, int64_t columns, int64_t work_per_column, const Body& body) {
+  constexpr int64_t kLine = 16;
+  parallel_for(threads, (columns + kLine - 1) / kLine, kLine * work_per_column, [&](Range lines) {
+    body(Range{lines.begin * kLine, std::min(columns, lines.end * kLine)});
+  });
+}
+
+}  // namespace invar::ops::cpu

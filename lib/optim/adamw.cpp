@@ -1,0 +1,46 @@
+#include "optim/adamw.h"
+
+#include "ops/adamw.h"
+#include "ops/elementwise.h"
+
+namespace invar {
+
+AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, int data_rank, const OptimizerConfig& config)
+    : table_(table), pieces_(ownership.pieces(data_rank)), config_(config) {}
+
+void AdamW::allocate(Arena& arena) {
+  const bool masters = table_.flat_values().dtype() != DType::kF32;
+  for (const RowOwnership::Piece& piece : pieces_) {
+    const int64_t n = piece.elements.size();
+    Slice slice;
+    slice.value = table_.flat_values().rows(piece.elements.begin, piece.elements.end);
+    slice.gradient = table_.flat_gradients().rows(piece.elements.begin, piece.elements.end);
+    slice.master = masters ? arena.allocate("master", DType::kF32, {n}) : slice.value;
+    slice.exp_avg = arena.allocate("exp_avg", DType::kF32, {n});
+    slice.exp_avg_sq = arena.allocate("exp_avg_sq", DType::kF32, {n});
+    slice.decay = table_.weight(piece.weight).decay;
+    slices_.push_back(slice);
+  }
+}
+
+void AdamW::adopt_values(const Stream& stream) {
+  if (table_.flat_values().dtype() == DType::kF32) return;
+  for (const Slice& slice : slices_) ops::copy(stream, slice.value, slice.master);
+}
+
+void AdamW::update(const Stream& stream, int64_t step, double lr, double gradient_scale) const {
+  ops::AdamWParams params;
+  params.lr = static_cast<float>(lr);
+  params.beta1 = static_cast<float>(config_.beta1);
+  params.beta2 = static_cast<float>(config_.beta2);
+  params.eps = static_cast<float>(config_.eps);
+  params.gradient_scale = static_cast<float>(gradient_scale);
+  params.step = step;
+  for (const Slice& slice : slices_) {
+    params.weight_decay = slice.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
+    ops::adamw_update(stream, params, slice.master, slice.gradient, slice.exp_avg, slice.exp_avg_sq);
+    if (slice.value.dtype() != DType::kF32) ops::copy(stream, slice.master, slice.value);
+  }
+}
+
+}  // namespace invar

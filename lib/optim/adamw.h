@@ -1,0 +1,37 @@
+#pragma once
+
+#include "config/config.h"
+#include "parallel/gradient_sync.h"
+
+namespace invar {
+
+// AdamW on the rows that this data-parallel rank owns (ZeRO-1): both moments and, where the working dtype is not fp32,
+// the masters, all fp32. In fp32 the values are their own masters.
+class AdamW {
+ public:
+  AdamW(const ParameterTable& table, const RowOwnership& ownership, int data_rank, const OptimizerConfig& config);
+
+  // Moments start at zero. Call after the table's allocation.
+  void allocate(Arena& arena);
+  // Takes the table's values as the masters: after initialisation or loading of weights.
+  void adopt_values(const Stream& stream);
+  // Update `step` (from 1) with the synchronised gradients times gradient_scale; writes the new values of own rows.
+  void update(const Stream& stream, int64_t step, double lr, double gradient_scale) const;
+
+ private:
+  struct Slice {
+    Tensor value;     // working dtype, in the flat buffer
+    Tensor gradient;  // f32
+    Tensor master;    // f32; the value itself in fp32
+    Tensor exp_avg;
+    Tensor exp_avg_sq;
+    bool decay;
+  };
+
+  const ParameterTable& table_;
+  std::vector<RowOwnership::Piece> pieces_;
+  OptimizerConfig config_;
+  std::vector<Slice> slices_;
+};
+
+}  // namespace invar

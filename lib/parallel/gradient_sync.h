@@ -1,0 +1,60 @@
+#pragma once
+
+#include <vector>
+
+#include "parallel/parameter.h"
+#include "parallel/topology.h"
+
+namespace invar {
+
+// Who owns which rows of the flat buffers among the ranks that hold the same shards (ZeRO-1). The buffers are cut into
+// buckets of whole weights; each bucket is cut, at row boundaries, into one nearly equal contiguous piece per rank.
+class RowOwnership {
+ public:
+  RowOwnership(const ParameterTable& table, int data_size, int64_t bucket_elements = kBucketElements);
+
+  struct Bucket {
+    Range elements;
+    std::vector<int64_t> counts;  // elements that each data rank owns, in rank order
+    Range owned(int data_rank) const;
+  };
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+
+  // A run of rows of one weight that a data rank owns.
+  struct Piece {
+    WeightId weight;
+    Range elements;  // in the flat buffers
+  };
+  std::vector<Piece> pieces(int data_rank) const;
+
+  static constexpr int64_t kBucketElements = 32 << 20;
+
+ private:
+  const ParameterTable& table_;
+  std::vector<Bucket> buckets_;
+};
+
+// Completes the gradients of a step and hands out its new values.
+class GradientSync {
+ public:
+  GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups);
+
+  // Sums partial gradients over the replicas that hold the same rows inside a tensor-parallel group, then over the
+  // data-parallel ranks. Afterwards a rank's own pieces are complete; the rest of the buffer is undefined.
+  void finish(const Stream& stream);
+  // Every rank's new values to the others of its data-parallel group.
+  void publish(const Stream& stream);
+
+ private:
+  struct ReplicaSum {
+    Communicator* group;
+    Range elements;
+  };
+
+  const ParameterTable& table_;
+  const RowOwnership& ownership_;
+  Communicator& data_;
+  std::vector<ReplicaSum> replica_sums_;
+};
+
+}  // namespace invar

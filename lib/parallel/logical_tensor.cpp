@@ -1,0 +1,93 @@
+#include "parallel/logical_tensor.h"
+
+#include <algorithm>
+
+namespace invar {
+namespace {
+
+Tensor view_of(std::vector<float>& values) {
+  return Tensor(values.data(), DType::kF32, DeviceType::kCpu, {std::ssize(values)});
+}
+Tensor view_of(std::vector<int64_t>& values) {
+  return Tensor(values.data(), DType::kI64, DeviceType::kCpu, {std::ssize(values)});
+}
+
+// The runs that this rank contributes: none if another rank's copy counts.
+std::vector<RowRun> contributed(const Parameter& parameter) {
+  return parameter.counted() ? parameter.runs : std::vector<RowRun>{};
+}
+
+std::vector<int64_t> encode(const std::vector<RowRun>& runs) {
+  std::vector<int64_t> bounds;
+  for (const RowRun& run : runs) bounds.insert(bounds.end(), {run.global.begin, run.global.end});
+  return bounds;
+}
+
+}  // namespace
+
+std::vector<float> read_f32(const Tensor& flat, Range elements) {
+  std::vector<float> out(static_cast<size_t>(elements.size()));
+  if (flat.dtype() == DType::kF32) {
+    const float* from = flat.data<float>() + elements.begin;
+    std::copy(from, from + elements.size(), out.begin());
+  } else {
+    const BF16* from = flat.data<BF16>() + elements.begin;
+    std::transform(from, from + elements.size(), out.begin(), [](BF16 x) { return static_cast<float>(x); });
+  }
+  return out;
+}
+
+void copy_run_to_logical(const Parameter& parameter, const RowRun& run, std::span<const float> stored,
+                         std::span<float> logical) {
+  const int64_t cols = parameter.cols();
+  if (!parameter.transposed) {
+    std::copy(stored.begin(), stored.end(), logical.begin() + run.global.begin * cols);
+    return;
+  }
+  const int64_t width = parameter.rows();  // columns of the logical tensor
+  for (int64_t i = 0; i < run.global.size(); ++i) {
+    for (int64_t col = 0; col < cols; ++col) {
+      logical[static_cast<size_t>(col * width + run.global.begin + i)] = stored[static_cast<size_t>(i * cols + col)];
+    }
+  }
+}
+
+std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, const Tensor& flat, const Weight& weight,
+                                   const Parameter& parameter) {
+  std::vector<float> mine;
+  const std::vector<RowRun> runs = contributed(parameter);
+  for (const RowRun& run : runs) {
+    const int64_t begin = weight.offset + run.local * weight.cols;
+    const std::vector<float> values = read_f32(flat, {begin, begin + run.global.size() * weight.cols});
+    mine.insert(mine.end(), values.begin(), values.end());
+  }
+  std::vector<int64_t> bounds = encode(runs);
+  if (tensor.rank() != 0) {
+    std::vector<int64_t> sizes = {std::ssize(bounds), std::ssize(mine)};
+    tensor.send(stream, view_of(sizes), 0);
+    tensor.send(stream, view_of(bounds), 0);
+    tensor.send(stream, view_of(mine), 0);
+    return {};
+  }
+  std::vector<float> logical(static_cast<size_t>(parameter.numel()));
+  for (int rank = 0; rank < tensor.size(); ++rank) {
+    if (rank > 0) {
+      std::vector<int64_t> sizes(2);
+      tensor.receive(stream, view_of(sizes), rank);
+      bounds.resize(static_cast<size_t>(sizes[0]));
+      mine.resize(static_cast<size_t>(sizes[1]));
+      tensor.receive(stream, view_of(bounds), rank);
+      tensor.receive(stream, view_of(mine), rank);
+    }
+    std::span<const float> rest = mine;
+    for (size_t i = 0; i + 1 < bounds.size(); i += 2) {
+      const RowRun run{{bounds[i], bounds[i + 1]}, 0};
+      const auto n = static_cast<size_t>(run.global.size() * parameter.cols());
+      copy_run_to_logical(parameter, run, rest.first(n), logical);
+      rest = rest.subspan(n);
+    }
+  }
+  return logical;
+}
+
+}  // namespace invar

@@ -1,0 +1,103 @@
+#include "parallel/parameter.h"
+
+#include <algorithm>
+
+#include "core/philox.h"
+
+namespace invar {
+namespace {
+
+// Held by every rank of the replica, whole: norms.
+bool fully_replicated(const Weight& weight) {
+  return std::all_of(weight.parameters.begin(), weight.parameters.end(),
+                     [](const Parameter& p) { return p.replicas != nullptr && p.shape.size() == 1; });
+}
+
+int layout_class(const Weight& weight) {
+  if (!fully_replicated(weight)) return 0;
+  return weight.parameters.front().partial_gradient ? 2 : 1;
+}
+
+template <class T>
+void fill_rows(const Parameter& parameter, const RowRun& run, int64_t cols, const Philox& random, double std, T* out) {
+  for (int64_t i = 0; i < run.global.size(); ++i) {
+    const int64_t row = run.global.begin + i;
+    for (int64_t col = 0; col < cols; ++col) {
+      const int64_t index = parameter.transposed ? col * parameter.rows() + row : row * cols + col;
+      const double value = parameter.init == Init::kOnes ? 1.0 : std * random.normal(static_cast<uint64_t>(index));
+      out[i * cols + col] = static_cast<T>(static_cast<float>(value));
+    }
+  }
+}
+
+}  // namespace
+
+WeightId ParameterTable::add(Weight weight) {
+  INVAR_CHECK(!flat_values_.defined(), "weight '{}' added after allocation", weight.name);
+  for (const Parameter& parameter : weight.parameters) {
+    INVAR_CHECK(parameter.cols() == weight.cols, "'{}' has {} columns in a weight of {}", parameter.name,
+                parameter.cols(), weight.cols);
+    for (const RowRun& run : parameter.runs) {
+      INVAR_CHECK(0 <= run.global.begin && run.global.end <= parameter.rows() && run.local >= 0 &&
+                      run.local + run.global.size() <= weight.rows,
+                  "'{}': rows [{}, {}) at {} do not fit", parameter.name, run.global.begin, run.global.end, run.local);
+    }
+  }
+  weights_.push_back(std::move(weight));
+  return static_cast<WeightId>(weights_.size()) - 1;
+}
+
+void ParameterTable::allocate(Arena& values, Arena& gradients, DType dtype) {
+  for (WeightId id = 0; id < static_cast<WeightId>(weights_.size()); ++id) layout_.push_back(id);
+  std::stable_sort(layout_.begin(), layout_.end(),
+                   [&](WeightId a, WeightId b) { return layout_class(weight(a)) < layout_class(weight(b)); });
+  for (const WeightId id : layout_) {
+    Weight& w = weights_[static_cast<size_t>(id)];
+    w.offset = flat_size_;
+    flat_size_ += (w.rows * w.cols + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  flat_values_ = values.allocate("parameters", dtype, {flat_size_});
+  flat_gradients_ = gradients.allocate("gradients", DType::kF32, {flat_size_});
+  for (Weight& w : weights_) {
+    w.value = flat_values_.rows(w.offset, w.offset + w.rows * w.cols);
+    w.gradient = flat_gradients_.rows(w.offset, w.offset + w.rows * w.cols);
+    const bool vector = w.parameters.front().shape.size() == 1;
+    if (!vector) {
+      w.value = w.value.view({w.rows, w.cols});
+      w.gradient = w.gradient.view({w.rows, w.cols});
+    }
+  }
+}
+
+void ParameterTable::for_each_run(const RunVisitor& visit) const {
+  for (const WeightId id : layout_) {
+    const Weight& w = weight(id);
+    for (const Parameter& parameter : w.parameters) {
+      for (const RowRun& run : parameter.runs) {
+        const int64_t begin = w.offset + run.local * w.cols;
+        visit(w, parameter, run, {begin, begin + run.global.size() * w.cols});
+      }
+    }
+  }
+}
+
+void initialise(const ParameterTable& table, const Stream& stream, uint64_t seed, double std) {
+  const Tensor& values = table.flat_values();
+  if (values.is_meta()) return;
+  table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
+    const Philox random(seed, RandomPurpose::kWeights, hash_name(parameter.name));
+    // Rows are independent: split the run over the threads.
+#pragma omp parallel for num_threads(stream.threads()) if (stream.threads() > 1)
+    for (int64_t i = 0; i < run.global.size(); ++i) {
+      const RowRun row{{run.global.begin + i, run.global.begin + i + 1}, 0};
+      const int64_t at = elements.begin + i * weight.cols;
+      if (values.dtype() == DType::kF32) {
+        fill_rows(parameter, row, weight.cols, random, std, static_cast<float*>(values.raw()) + at);
+      } else {
+        fill_rows(parameter, row, weight.cols, random, std, static_cast<BF16*>(values.raw()) + at);
+      }
+    }
+  });
+}
+
+}  // namespace invar

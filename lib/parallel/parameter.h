@@ -1,0 +1,93 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/range.h"
+#include "device/arena.h"
+
+namespace invar {
+
+// Rows `global` of a logical tensor's sharded dim lie at rows [local, local + global.size()) of a weight's storage.
+struct RowRun {
+  Range global;
+  int64_t local = 0;
+};
+
+enum class Init : uint8_t { kNormal, kOnes };
+
+// A logical tensor (Hugging Face name and shape) and the part of it that this rank holds. Storage is unit-major: the
+// sharded dim is the slow one, so any run of units is a run of rows. A tensor that is sharded on its last dim
+// (row-parallel) is stored transposed.
+struct Parameter {
+  std::string name;
+  std::vector<int64_t> shape;  // one or two dims
+  bool transposed = false;     // stored (shape[1], shape[0])
+  Init init = Init::kNormal;
+  std::vector<RowRun> runs;
+  Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
+  bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it
+
+  int64_t rows() const { return transposed ? shape[1] : shape[0]; }  // of the unit-major form
+  int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] : shape[1]); }
+  int64_t numel() const { return rows() * cols(); }
+  // Of several equal copies one counts in norms and sums over the world.
+  bool counted() const { return replicas == nullptr || replicas->rank() == 0; }
+};
+
+using WeightId = int;
+
+// Storage for one matrix product or norm: rows × cols, holding one or more parameters as runs of rows.
+struct Weight {
+  std::string name;  // for messages and tables
+  int64_t rows = 0;
+  int64_t cols = 0;
+  bool decay = true;  // weight decay applies: tensors of two or more dims
+  std::vector<Parameter> parameters;
+
+  int64_t offset = 0;  // first element in the flat buffers
+  Tensor value;        // (rows, cols) or (rows), the working dtype
+  Tensor gradient;     // the same shape, f32
+  Range elements() const { return {offset, offset + rows * cols}; }
+};
+
+// Every weight of this rank, laid out in two flat buffers (values, gradients). Collectives and the optimizer work on
+// ranges of the flat buffers; layers on the weights.
+class ParameterTable {
+ public:
+  // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
+  WeightId add(Weight weight);
+
+  // Lays out and cuts the buffers from the arenas. Order: as added, then those with replicas on every rank, so that
+  // gradients to be summed over a group are neighbours.
+  void allocate(Arena& values, Arena& gradients, DType dtype);
+
+  const Weight& weight(WeightId id) const { return weights_[static_cast<size_t>(id)]; }
+  const std::vector<Weight>& weights() const { return weights_; }
+  // Weights in the order of their offsets.
+  const std::vector<WeightId>& layout() const { return layout_; }
+  int64_t flat_size() const { return flat_size_; }
+  const Tensor& flat_values() const { return flat_values_; }
+  const Tensor& flat_gradients() const { return flat_gradients_; }
+
+  // Calls visit(weight, parameter, run, elements) for each run; `elements` is its range in the flat buffers.
+  using RunVisitor = std::function<void(const Weight&, const Parameter&, const RowRun&, Range elements)>;
+  void for_each_run(const RunVisitor& visit) const;
+
+  static constexpr int64_t kAlignment = 64;  // elements; weights start on it
+
+ private:
+  std::vector<Weight> weights_;
+  std::vector<WeightId> layout_;
+  int64_t flat_size_ = 0;
+  Tensor flat_values_;
+  Tensor flat_gradients_;
+};
+
+// Fills the values with the run's initial weights: normal(0, std) keyed by (seed, name, element index in the logical
+// tensor), or ones. The same bits at every layout.
+void initialise(const ParameterTable& table, const Stream& stream, uint64_t seed, double std);
+
+}  // namespace invar

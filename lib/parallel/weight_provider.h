@@ -1,0 +1,32 @@
+#pragma once
+
+#include "parallel/parameter.h"
+
+namespace invar {
+
+// Where layers get weights and leave gradients. Resident weights are pointers; generalised tensor parallelism will
+// gather them just in time behind the same four calls.
+class WeightProvider {
+ public:
+  virtual ~WeightProvider() = default;
+  virtual Tensor acquire_forward(WeightId id) = 0;
+  virtual Tensor acquire_backward(WeightId id) = 0;
+  // f32; the caller adds into it.
+  virtual Tensor gradient(WeightId id) = 0;
+  // The layer has added this micro-batch's gradient.
+  virtual void gradient_done(WeightId id) = 0;
+};
+
+class ResidentWeights : public WeightProvider {
+ public:
+  explicit ResidentWeights(const ParameterTable& table) : table_(table) {}
+  Tensor acquire_forward(WeightId id) override { return table_.weight(id).value; }
+  Tensor acquire_backward(WeightId id) override { return table_.weight(id).value; }
+  Tensor gradient(WeightId id) override { return table_.weight(id).gradient; }
+  void gradient_done(WeightId) override {}
+
+ private:
+  const ParameterTable& table_;
+};
+
+}  // namespace invar

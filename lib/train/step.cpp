@@ -1,0 +1,83 @@
+#include "train/step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "config/resolved.h"
+#include "optim/gradient_norm.h"
+#include "optim/lr_schedule.h"
+
+namespace invar {
+namespace {
+
+int64_t counted_labels(const Batch& batch) {
+  return std::count_if(batch.labels.begin(), batch.labels.end(), [](int32_t label) { return label >= 0; });
+}
+
+// This rank's micro-batches of a global batch.
+std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,
+                                      int64_t step) {
+  BatchGeometry geometry;
+  geometry.global_batch = global_batch_size(config, groups.world->size());
+  geometry.micro_batch = config.train.micro_batch_size;
+  geometry.dp_rank = groups.data->rank();
+  geometry.dp_size = groups.data->size();
+  std::vector<Batch> batches(static_cast<size_t>(geometry.global_batch / (geometry.micro_batch * geometry.dp_size)));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    geometry.micro_step = static_cast<int64_t>(i);
+    load_micro_batch(data.source, data.sampler, step, geometry, batches[i]);
+  }
+  return batches;
+}
+
+int64_t count_tokens(const ProcessGroups& groups, const std::vector<Batch>& batches) {
+  int64_t tokens = 0;
+  for (const Batch& batch : batches) tokens += counted_labels(batch);
+  return all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
+}
+
+void require_finite(double loss, double grad_norm) {
+  if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
+  throw Error(ErrorKind::kFault,
+              format("loss {} with gradient norm {}: not finite; weights are left as they were", loss, grad_norm),
+              "lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step");
+}
+
+}  // namespace
+
+StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data,
+                    int64_t step, const StepHooks& hooks) {
+  const std::vector<Batch> batches = load_micro_batches(config, groups, data, step);
+  StepResult result;
+  result.tokens = count_tokens(groups, batches);
+  const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, result.tokens));
+
+  state.zero_gradients();
+  double loss_sum = 0;
+  for (const Batch& batch : batches) loss_sum += state.forward_backward(batch, static_cast<float>(share), hooks.sink);
+  result.loss = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum) * share;
+  result.grad_norm = state.finish_gradients();
+  if (hooks.gradients_complete) hooks.gradients_complete();
+  require_finite(result.loss, result.grad_norm);
+
+  result.lr = learning_rate(config.schedule, config.optimizer.lr, config.train.steps, step + 1);
+  state.update(step + 1, result.lr, clip_coefficient(result.grad_norm, config.optimizer.clip_grad));
+  return result;
+}
+
+double run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data) {
+  double loss_sum = 0;
+  int64_t tokens = 0;
+  for (int64_t batch_index = 0; batch_index < config.train.eval_batches; ++batch_index) {
+    const std::vector<Batch> batches = load_micro_batches(config, groups, data, batch_index);
+    for (const Batch& batch : batches) {
+      loss_sum += state.evaluate(batch);
+      tokens += counted_labels(batch);
+    }
+  }
+  loss_sum = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum);
+  tokens = all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
+  return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
+}
+
+}  // namespace invar

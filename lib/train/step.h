@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+
+#include "train/train_state.h"
+
+namespace invar {
+
+// The order of training data: a source and the order of its samples.
+struct DataStream {
+  const TokenSource& source;
+  Sampler sampler;
+};
+
+struct StepResult {
+  double loss = 0;       // mean over the step's counted tokens, before the update
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  int64_t tokens = 0;  // counted, over all ranks
+};
+
+struct StepHooks {
+  TensorSink* sink = nullptr;                // activations of every micro-batch
+  std::function<void()> gradients_complete;  // after the sums over all ranks, before the update
+};
+
+// One optimizer step, `step` counted from 0: micro-batches, gradient sums, clip, update, publish. Loss and gradients
+// are sums over tokens divided once by the token count of the whole step. Collective over the world. A loss or norm
+// that is not finite throws Error{kFault} on every rank, with the weights untouched.
+StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data,
+                    int64_t step, const StepHooks& hooks = {});
+
+// Mean loss over train.eval_batches global batches, always the same ones. Collective over the world.
+double run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data);
+
+}  // namespace invar

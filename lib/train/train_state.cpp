@@ -1,0 +1,103 @@
+#include "train/train_state.h"
+
+#include <algorithm>
+
+#include "ops/elementwise.h"
+#include "optim/gradient_norm.h"
+
+namespace invar {
+namespace {
+
+DecoderModel::Options options_of(const Config& config) {
+  DecoderModel::Options options;
+  options.sequence_parallel = config.parallel.sequence && config.parallel.tensor > 1;
+  options.recompute = config.train.recompute;
+  options.dtype = config.numerics.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
+  options.sequence_length = config.train.sequence_length;
+  return options;
+}
+
+// Allocation of the parameters must precede what is built on their layout.
+DecoderModel make_model(const Config& config, const ProcessGroups& groups) {
+  return DecoderModel(decoder_spec(config.model), groups, options_of(config));
+}
+
+}  // namespace
+
+TrainState::TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream,
+                       const MemorySizes& capacity)
+    : groups_(groups),
+      stream_(stream),
+      sequence_length_(config.train.sequence_length),
+      parameters_("parameters", stream.device(), capacity.parameters),
+      gradients_("gradients", stream.device(), capacity.gradients),
+      optimizer_memory_("optimizer", stream.device(), capacity.optimizer),
+      constants_("constants", stream.device(), capacity.constants),
+      saved_("saved activations", stream.device(), capacity.saved),
+      scratch_("scratch", stream.device(), capacity.scratch),
+      workspace_{stream_, saved_, scratch_},
+      model_(make_model(config, groups)),
+      ownership_((model_.allocate(parameters_, gradients_, constants_), model_.parameters()), groups.data->size()),
+      sync_(model_.parameters(), ownership_, groups),
+      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
+  optimizer_.allocate(optimizer_memory_);
+  const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
+  tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
+  labels_ = constants_.allocate("labels", DType::kI32, {tokens});
+}
+
+MicroBatch TrainState::to_device(const Batch& batch) {
+  INVAR_CHECK(std::ssize(batch.tokens) == tokens_.dim(0), "micro-batch of {} tokens, room for {}", batch.tokens.size(),
+              tokens_.dim(0));
+  if (!tokens_.is_meta()) {
+    std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.data<int32_t>());
+    std::copy(batch.labels.begin(), batch.labels.end(), labels_.data<int32_t>());
+  }
+  return {tokens_, labels_, sequence_length_};
+}
+
+void TrainState::zero_gradients() {
+  ops::zero(stream_, parameters().flat_gradients());
+}
+
+double TrainState::forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink) {
+  return model_.forward_backward(workspace_, to_device(batch), gradient_scale, sink);
+}
+
+double TrainState::evaluate(const Batch& batch, TensorSink* sink) {
+  return model_.evaluate(workspace_, to_device(batch), sink);
+}
+
+double TrainState::finish_gradients() {
+  sync_.finish(stream_);
+  return gradient_norm(stream_, parameters(), ownership_, groups_);
+}
+
+void TrainState::update(int64_t step, double lr, double gradient_scale) {
+  optimizer_.update(stream_, step, lr, gradient_scale);
+  sync_.publish(stream_);
+}
+
+MemorySizes TrainState::used() const {
+  return {parameters_.high_water(), gradients_.high_water(), optimizer_memory_.high_water(),
+          constants_.high_water(),  saved_.high_water(),     scratch_.high_water()};
+}
+
+MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic) {
+  TrafficTable ignored;
+  TrafficTable* table = traffic != nullptr ? traffic : &ignored;
+  const auto world = make_recording_communicator(world_rank, topology.world(), "world", table);
+  const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(table));
+  const Stream stream(DeviceType::kMeta);
+  TrainState state(config, groups, stream, {});
+  Batch batch;
+  const auto tokens = static_cast<size_t>(config.train.micro_batch_size * config.train.sequence_length);
+  batch.tokens.resize(tokens);
+  batch.labels.resize(tokens);
+  state.forward_backward(batch, 1.0f);
+  state.finish_gradients();
+  state.update(1, 0.0, 1.0);
+  return state.used();
+}
+
+}  // namespace invar

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <memory>
+
+#include "data/batch.h"
+#include "models/decoder_model.h"
+#include "optim/adamw.h"
+
+namespace invar {
+
+// Bytes of each kind of memory of one rank.
+struct MemorySizes {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t constants = 0;  // RoPE tables, the micro-batch
+  int64_t saved = 0;      // activations kept for backward
+  int64_t scratch = 0;    // activations and gradients of one layer, logits of one chunk
+
+  int64_t total() const { return parameters + gradients + optimizer + constants + saved + scratch; }
+};
+
+// Everything of a run that lives on one rank's device: weights, gradients, optimizer state, and the stacks that a step
+// works in, all allocated in the constructor. Collective over the world.
+class TrainState {
+ public:
+  // A capacity per kind of memory; on DeviceType::kMeta they do not matter.
+  TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream, const MemorySizes& capacity);
+
+  DecoderModel& model() { return model_; }
+  const ParameterTable& parameters() const { return model_.parameters(); }
+  const RowOwnership& ownership() const { return ownership_; }
+  const Stream& stream() const { return stream_; }
+
+  // After the parameters' values were filled.
+  void adopt_values() { optimizer_.adopt_values(stream_); }
+
+  void zero_gradients();
+  // Σ loss of the micro-batch; adds the gradient of gradient_scale times it.
+  double forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink = nullptr);
+  double evaluate(const Batch& batch, TensorSink* sink = nullptr);
+  // Completes the gradients over all ranks; returns their global norm.
+  double finish_gradients();
+  // AdamW update `step` (from 1) and the new values to every rank that holds them.
+  void update(int64_t step, double lr, double gradient_scale);
+
+  MemorySizes used() const;  // high-water marks
+
+ private:
+  MicroBatch to_device(const Batch& batch);
+
+  const ProcessGroups& groups_;
+  const Stream& stream_;
+  int64_t sequence_length_;
+  Arena parameters_;
+  Arena gradients_;
+  Arena optimizer_memory_;
+  Arena constants_;
+  Arena saved_;
+  Arena scratch_;
+  Workspace workspace_;
+  DecoderModel model_;
+  RowOwnership ownership_;
+  GradientSync sync_;
+  AdamW optimizer_;
+  Tensor tokens_;
+  Tensor labels_;
+};
+
+// What a rank needs, found by running one step of the real code on meta tensors. `traffic`, if given, receives what the
+// rank sends in one micro-step and the step's end. Not collective.
+MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,
+                           TrafficTable* traffic = nullptr);
+
+}  // namespace invar

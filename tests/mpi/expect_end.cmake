@@ -1,0 +1,26 @@
+# cmake -DEXIT=<code or "failure"> -DTEXT=<regex> -DSECONDS=<n> -P expect_end.cmake -- command ...
+# The command must end by itself within SECONDS with that exit code and print TEXT.
+set(command)
+set(found FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(found)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif("${CMAKE_ARGV${i}}" STREQUAL "--")
+    set(found TRUE)
+  endif()
+endforeach()
+
+execute_process(COMMAND ${command} TIMEOUT ${SECONDS} RESULT_VARIABLE result OUTPUT_VARIABLE output
+                ERROR_VARIABLE output)
+message("${output}")
+if(EXIT STREQUAL "failure")
+  if(NOT result MATCHES "^[1-9][0-9]*$")
+    message(FATAL_ERROR "ended with '${result}', expected a code other than 0 within ${SECONDS} s")
+  endif()
+elseif(NOT result STREQUAL EXIT)
+  message(FATAL_ERROR "ended with '${result}', expected ${EXIT} within ${SECONDS} s")
+endif()
+if(NOT output MATCHES "${TEXT}")
+  message(FATAL_ERROR "the output lacks '${TEXT}'")
+endif()

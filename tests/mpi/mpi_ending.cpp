@@ -1,0 +1,44 @@
+// One way for a job to end. Rank 1 does what the arguments say while the others wait for it in a collective:
+//   return CODE   all ranks return it     abort CODE    rank 1 ends the job
+//   kill          rank 1 is killed        throw         an exception leaves rank 1's main function
+#include <csignal>
+#include <iostream>
+#include <string>
+
+#include "comm/mpi_communicator.h"
+
+namespace invar {
+namespace {
+
+int run(int argc, char** argv) {
+  MpiSession session(&argc, &argv);
+  Communicator& world = session.world();
+  const std::string way = argc > 1 ? argv[1] : "";
+  const int code = argc > 2 ? std::stoi(argv[2]) : 0;
+  if (world.rank() == 0) std::cout << format("world of {}\n", world.size()) << std::flush;
+  world.barrier();
+  if (way == "return") return code;
+  if (world.rank() == (world.size() > 1 ? 1 : 0)) {
+    const auto group = world.split(0, 0, "group");  // alive while the exception unwinds
+    if (way == "abort") {
+      std::cout << format("last words of rank {}", world.rank());  // abort() has to flush them
+      session.abort(code);
+    }
+    if (way == "kill") std::raise(SIGKILL);
+    throw Error(ErrorKind::kData, format("rank {} threw", world.rank()));
+  }
+  world.split(0, 0, "group");
+  return static_cast<int>(all_reduce_value(world, int64_t{0}, ReduceOp::kSum));
+}
+
+}  // namespace
+}  // namespace invar
+
+int main(int argc, char** argv) {
+  try {
+    return invar::run(argc, argv);
+  } catch (const invar::Error& error) {
+    std::cerr << error.what() << '\n';
+    return static_cast<int>(error.kind());
+  }
+}

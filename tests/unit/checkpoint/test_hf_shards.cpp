@@ -1,0 +1,127 @@
+#include "checkpoint/safetensors.h"
+#include "unit/checkpoint/safetensors_files.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+std::vector<std::vector<std::string>> tensor_names(const std::vector<HfShard>& shards) {
+  std::vector<std::vector<std::string>> result;
+  for (const auto& shard : shards) {
+    result.emplace_back();
+    for (const auto& tensor : shard.tensors) result.back().push_back(tensor.name);
+  }
+  return result;
+}
+
+// Three tensors in two shards; tensor number i is filled with i.
+std::vector<HfShard> write_model(const std::filesystem::path& folder) {
+  const auto shards =
+      plan_hf_shards({{"a", DType::kF32, {2, 2}}, {"b", DType::kBF16, {4}}, {"c", DType::kF32, {3}}}, 24);
+  float fill = 1;
+  for (const auto& shard : shards) {
+    SafetensorsWriter writer(folder / shard.file, shard.tensors);
+    for (const auto& tensor : shard.tensors) {
+      const SafetensorsInfo view{"", tensor.shape, ""};
+      writer.write_rows(tensor.name, 0, view.rows(),
+                        std::vector<float>(static_cast<size_t>(view.rows() * view.cols()), fill++));
+    }
+    writer.finish();
+  }
+  write_hf_index(folder, shards);
+  return shards;
+}
+
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+}  // namespace
+
+TEST_CASE("Tensors are cut into shards in their order") {
+  const SafetensorsSpec small1{"s1", DType::kF32, {2}}, small2{"s2", DType::kBF16, {4}};  // 8 bytes each
+  const SafetensorsSpec large{"large", DType::kF32, {100}}, small3{"s3", DType::kF32, {1, 2}};
+  const std::vector<SafetensorsSpec> tensors{small1, small2, large, small3};
+  using Names = std::vector<std::vector<std::string>>;
+
+  CHECK(tensor_names(plan_hf_shards(tensors, 424)) == Names{{"s1", "s2", "large", "s3"}});
+  CHECK(tensor_names(plan_hf_shards(tensors, 423)) == Names{{"s1", "s2", "large"}, {"s3"}});
+  CHECK(tensor_names(plan_hf_shards(tensors, 16)) == Names{{"s1", "s2"}, {"large"}, {"s3"}});
+  CHECK(tensor_names(plan_hf_shards(tensors, 1)) == Names{{"s1"}, {"s2"}, {"large"}, {"s3"}});
+
+  CHECK(plan_hf_shards(tensors, 424)[0].file == "model.safetensors");
+  CHECK(plan_hf_shards(tensors, 423)[0].file == "model-00001-of-00002.safetensors");
+  CHECK(plan_hf_shards(tensors, 423)[1].file == "model-00002-of-00002.safetensors");
+  require_error(ErrorKind::kFault, {"shards of 0 bytes"}, [&] { (void)plan_hf_shards(tensors, 0); });
+}
+
+TEST_CASE("A sharded model is written with its index and read as one") {
+  const TemporaryFolder folder;
+  const auto shards = write_model(folder.path());
+  REQUIRE(shards.size() == 2);
+  CHECK(read_file(folder / kIndex) == R"({
+  "metadata": {
+    "total_size": 36
+  },
+  "weight_map": {
+    "a": "model-00001-of-00002.safetensors",
+    "b": "model-00001-of-00002.safetensors",
+    "c": "model-00002-of-00002.safetensors"
+  }
+}
+)");
+  const SafetensorsReader reader(folder.path());
+  CHECK(reader.names() == std::vector<std::string>{"a", "b", "c"});
+  CHECK(reader.info("c").file == (folder / "model-00002-of-00002.safetensors").string());
+  std::vector<float> c(3), b(4);
+  reader.read_rows("c", {0, 3}, {0, 1}, c);
+  reader.read_rows("b", {0, 4}, {0, 1}, b);
+  CHECK(c == std::vector<float>(3, 3));
+  CHECK(b == std::vector<float>(4, 2));
+}
+
+TEST_CASE("One shard needs no index; an index is not written over what would hide it") {
+  const TemporaryFolder folder;
+  const auto single = plan_hf_shards({{"a", DType::kF32, {1}}}, 100);
+  write_hf_index(folder.path(), single);
+  CHECK(std::filesystem::is_empty(folder.path()));
+
+  const auto several = plan_hf_shards({{"a", DType::kF32, {1}}, {"b", DType::kF32, {1}}}, 4);
+  require_error(ErrorKind::kFault, {"shard model-00001-of-00002.safetensors was not written"},
+                [&] { write_hf_index(folder.path(), several); });
+  write_file(folder / "model.safetensors", "older");
+  require_error(ErrorKind::kData, {"would be loaded instead"}, [&] { write_hf_index(folder.path(), several); });
+  CHECK_FALSE(std::filesystem::exists(folder / kIndex));
+}
+
+TEST_CASE("An index that does not fit its shards is refused") {
+  const TemporaryFolder folder;
+  write_model(folder.path());
+  const auto refused = [&](const std::string& index, std::vector<std::string> parts) {
+    write_file(folder / kIndex, index);
+    parts.push_back(kIndex);
+    require_error(ErrorKind::kData, parts, [&] { SafetensorsReader reader(folder.path()); });
+  };
+  refused("{", {"not valid JSON"});
+  refused("{}", {"no 'weight_map'"});
+  refused(R"({"weight_map":[]})", {"no 'weight_map'"});
+  refused(R"({"weight_map":{"a":1}})", {"'a'", "not a file name"});
+  refused(R"({"weight_map":{"a":"../model-00001-of-00002.safetensors"}})", {"'a'", "not a plain file name"});
+  refused(R"({"weight_map":{"a":".."}})", {"'a'", "not a plain file name"});
+  refused(R"({"weight_map":{"a":"model-00003-of-00003.safetensors"}})",
+          {"shard 'model-00003-of-00003.safetensors', which holds tensor 'a', is missing"});
+  refused(R"({"weight_map":{"c":"model-00001-of-00002.safetensors"}})",
+          {"'c'", "should be in shard 'model-00001-of-00002.safetensors' but is not"});
+  refused(R"({"weight_map":{"a":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"}})",
+          {"'a'", "named twice"});
+  // A key of "metadata" is no tensor name.
+  write_file(folder / kIndex, R"({"metadata":{"a":1},"weight_map":{"a":"model-00001-of-00002.safetensors"}})");
+  CHECK(SafetensorsReader(folder.path()).names() == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("A damaged shard is named") {
+  const TemporaryFolder folder;
+  write_model(folder.path());
+  write_file(folder / "model-00002-of-00002.safetensors", "abc");
+  require_error(ErrorKind::kData, {"model-00002-of-00002.safetensors", "too short"},
+                [&] { SafetensorsReader reader(folder.path()); });
+}

@@ -1,0 +1,127 @@
+// The suite must be able to fail: communicators that are wrong in one way each, and the case that has to notice.
+#include "comm/self_communicator.h"
+#include "support/catch.h"
+#include "unit/comm/thread_suite.h"
+
+namespace invar {
+namespace {
+
+enum class Fault {
+  kNone,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kReceive,
+  kOverrun,         // one byte behind the tensor
+  kSendTouched,     // an all_gather that spoils its send
+  kSkippedBarrier,  // returns at once
+  kKeyIgnored,      // split by color alone
+  kNamelessGroup,
+  kMetaUnchecked,
+  kMisuseAllowed,  // swallows errors
+};
+
+// One bit wrong in the last element, on the last rank only.
+class FaultyCommunicator final : public Communicator {
+ public:
+  FaultyCommunicator(Communicator& inner, Fault fault)
+      : Communicator(inner.rank(), inner.size(), inner.name()), inner_(inner), fault_(fault) {}
+
+  std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
+    return inner_.split(color, fault_ == Fault::kKeyIgnored ? 0 : key,
+                        fault_ == Fault::kNamelessGroup ? "" : std::move(name));
+  }
+  void all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
+    guarded(buffer, [&] { inner_.all_reduce(stream, buffer, op); });
+    spoil(Fault::kAllReduce, buffer);
+  }
+  void all_gather(const Stream& stream, const Tensor& send, const Tensor& receive,
+                  std::span<const int64_t> counts) override {
+    guarded(receive, [&] { inner_.all_gather(stream, send, receive, counts); });
+    spoil(Fault::kAllGather, receive);
+    spoil(Fault::kSendTouched, send);
+    if (fault_ == Fault::kOverrun && !receive.is_meta()) ++static_cast<char*>(receive.raw())[receive.bytes()];
+  }
+  void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
+                      ReduceOp op) override {
+    guarded(receive, [&] { inner_.reduce_scatter(stream, send, receive, counts, op); });
+    spoil(Fault::kReduceScatter, receive);
+  }
+  void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
+                  std::span<const int64_t> receive_counts) override {
+    guarded(receive, [&] { inner_.all_to_all(stream, send, send_counts, receive, receive_counts); });
+    spoil(Fault::kAllToAll, receive);
+  }
+  void broadcast(const Stream& stream, const Tensor& buffer, int root) override {
+    guarded(buffer, [&] { inner_.broadcast(stream, buffer, root); });
+    spoil(Fault::kBroadcast, buffer);
+  }
+  void send(const Stream& stream, const Tensor& buffer, int to) override {
+    guarded(buffer, [&] { inner_.send(stream, buffer, to); });
+  }
+  void receive(const Stream& stream, const Tensor& buffer, int from) override {
+    guarded(buffer, [&] { inner_.receive(stream, buffer, from); });
+    spoil(Fault::kReceive, buffer);
+  }
+  void barrier() override {
+    if (fault_ != Fault::kSkippedBarrier) inner_.barrier();
+  }
+
+ private:
+  template <class F>
+  void guarded(const Tensor& tensor, F call) const {
+    if (fault_ == Fault::kMetaUnchecked && tensor.is_meta()) return;
+    try {
+      call();
+    } catch (const Error&) {
+      if (fault_ != Fault::kMisuseAllowed) throw;
+    }
+  }
+
+  void spoil(Fault fault, const Tensor& tensor) const {
+    if (fault != fault_ || rank() + 1 != size() || tensor.is_meta() || tensor.empty()) return;
+    static_cast<char*>(tensor.raw())[tensor.bytes() - size_of(tensor.dtype())] ^= 1;
+  }
+
+  Communicator& inner_;
+  Fault fault_;
+};
+
+std::vector<std::string> findings_with(Fault fault, const SuiteCase& test) {
+  std::unique_ptr<Communicator> wrapped[3];
+  return thread_findings(3, test, [&](Communicator& world) -> Communicator& {
+    auto& own = wrapped[world.rank()];
+    own = std::make_unique<FaultyCommunicator>(world, fault);
+    return *own;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("the suite finds each fault") {
+  const struct {
+    Fault fault;
+    std::string found_by;
+  } kFaults[] = {{Fault::kAllReduce, "all_reduce"},         {Fault::kAllReduce, "bf16 rounding"},
+                 {Fault::kAllReduce, "same bits"},          {Fault::kAllReduce, "values"},
+                 {Fault::kAllGather, "all_gather"},         {Fault::kAllGather, "same bits"},
+                 {Fault::kReduceScatter, "reduce_scatter"}, {Fault::kAllToAll, "all_to_all"},
+                 {Fault::kBroadcast, "broadcast"},          {Fault::kReceive, "point to point"},
+                 {Fault::kOverrun, "all_gather"},           {Fault::kSendTouched, "all_gather"},
+                 {Fault::kSkippedBarrier, "barrier"},       {Fault::kKeyIgnored, "split"},
+                 {Fault::kKeyIgnored, "nested split"},      {Fault::kNamelessGroup, "split"},
+                 {Fault::kMetaUnchecked, "meta"},           {Fault::kMisuseAllowed, "misuse"}};
+  for (const SuiteCase& test : communicator_suite()) {
+    INFO(test.name);
+    CHECK(findings_with(Fault::kNone, test) == std::vector<std::string>{});
+    for (const auto& [fault, found_by] : kFaults) {
+      if (found_by != test.name) continue;
+      INFO("fault " << static_cast<int>(fault));
+      CHECK(!findings_with(fault, test).empty());
+    }
+  }
+}
+
+}  // namespace invar

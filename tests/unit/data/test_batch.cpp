@@ -1,0 +1,76 @@
+#include "data/batch.h"
+
+#include "data_files.h"
+#include "support/catch.h"
+
+using namespace invar;
+
+namespace {
+
+constexpr int64_t kGlobalBatch = 8;
+
+// Sample k is 100·k, 100·k + 1, ...
+class CountingSource final : public TokenSource {
+ public:
+  CountingSource() : TokenSource(3) {}
+  int64_t samples() const override { return 20; }
+  std::string describe() const override { return "counting"; }
+
+ private:
+  void fill(int64_t sample, std::span<int32_t> tokens) const override {
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(100 * sample) + static_cast<int32_t>(i);
+  }
+};
+
+// The first token of every sample of a step, ranks in order, micro-steps in order.
+std::vector<int32_t> global_batch(const Sampler& sampler, int64_t step, int64_t micro_batch, int64_t dp_size) {
+  const CountingSource source;
+  std::vector<int32_t> firsts;
+  Batch batch;
+  for (int64_t rank = 0; rank < dp_size; ++rank) {
+    for (int64_t m = 0; m < kGlobalBatch / dp_size / micro_batch; ++m) {
+      load_micro_batch(source, sampler, step, {kGlobalBatch, micro_batch, rank, dp_size, m}, batch);
+      REQUIRE(std::ssize(batch.tokens) == micro_batch * 3);
+      for (size_t b = 0; b < batch.tokens.size(); b += 3) firsts.push_back(batch.tokens[b]);
+    }
+  }
+  return firsts;
+}
+
+}  // namespace
+
+TEST_CASE("tokens are the first S of each sample, labels the last S, samples in order") {
+  const Sampler sampler(SampleOrder::kSequential, 20, 1);
+  Batch batch;
+  // Step 1 holds positions 8 to 15; rank 1 of 2 the last four; its micro-step 1 the last two.
+  load_micro_batch(CountingSource(), sampler, 1, {kGlobalBatch, 2, 1, 2, 1}, batch);
+  CHECK(batch.tokens == std::vector<int32_t>{1400, 1401, 1402, 1500, 1501, 1502});
+  CHECK(batch.labels == std::vector<int32_t>{1401, 1402, 1403, 1501, 1502, 1503});
+}
+
+TEST_CASE("a global batch is the same at every layout") {
+  const Sampler sampler(SampleOrder::kShuffled, 20, 1234);
+  for (int64_t step = 0; step < 6; ++step) {  // crosses two epochs, the first in the middle of step 2
+    std::vector<int32_t> expected;
+    for (int64_t i = 0; i < kGlobalBatch; ++i) {
+      expected.push_back(static_cast<int32_t>(100 * sampler.sample_at(step * kGlobalBatch + i)));
+    }
+    for (const int64_t dp_size : {1, 2, 4, 8}) {
+      for (int64_t micro_batch = 1; micro_batch * dp_size <= kGlobalBatch; micro_batch *= 2) {
+        INFO("step " << step << ", dp " << dp_size << ", micro-batch " << micro_batch);
+        REQUIRE(global_batch(sampler, step, micro_batch, dp_size) == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("a geometry that does not fit is a fault") {
+  const CountingSource source;
+  const Sampler sampler(SampleOrder::kSequential, 20, 1);
+  Batch batch;
+  const auto load = [&](BatchGeometry geometry) { load_micro_batch(source, sampler, 0, geometry, batch); };
+  REQUIRE_ERROR(load({8, 3, 0, 1, 0}), ErrorKind::kFault, "global batch 8 with micro-batch 3");
+  REQUIRE_ERROR(load({8, 2, 0, 3, 0}), ErrorKind::kFault, "3 data-parallel ranks");
+  REQUIRE_ERROR(load({8, 2, 2, 2, 0}), ErrorKind::kFault, "rank 2 of 2");
+  REQUIRE_ERROR(load({8, 2, 0, 2, 2}), ErrorKind::kFault, "micro-step 2");
+}

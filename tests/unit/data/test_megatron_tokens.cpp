@@ -1,0 +1,101 @@
+#include "data/megatron_tokens.h"
+
+#include <numeric>
+
+#include "data_files.h"
+#include "support/catch.h"
+
+using namespace invar;
+
+namespace {
+
+constexpr TokenRequest kRequest{.sequence_length = 4, .vocab_size = 26, .seed = 1234, .samples_wanted = 6};
+
+// Sequences of 5, 3, 7, 2 and 9 tokens, numbered 0 to 25 through the whole file.
+template <class T>
+DataConfig write_dataset(const TempFolder& folder, uint8_t type, const std::string& split) {
+  std::vector<T> tokens(26);
+  std::iota(tokens.begin(), tokens.end(), T{0});
+  folder.write("corpus.bin", packed(tokens));
+  folder.write("corpus.idx", IndexBytes::of({5, 3, 7, 2, 9}, type, sizeof(T)).bytes());
+  DataConfig data;
+  data.kind = DataKind::kMegatron;
+  data.path = folder.file("corpus");
+  data.split = split;
+  return data;
+}
+
+std::vector<int32_t> sample_of(const TokenSource& source, int64_t sample) {
+  std::vector<int32_t> tokens(static_cast<size_t>(source.sequence_length()) + 1);
+  source.read(sample, tokens);
+  return tokens;
+}
+
+template <class T>
+void check_samples(uint8_t type) {
+  const TempFolder folder;
+  const auto source = make_token_source(write_dataset<T>(folder, type, "1"), kRequest);
+  REQUIRE(source->samples() == 6);
+  // Sequences in the order 4 0 1 2 3, samples in the order 5 2 3 1 0 4 (B.14 of the vectors in test_megatron_samples).
+  CHECK(sample_of(*source, 0) == std::vector<int32_t>{11, 12, 13, 14, 15});
+  CHECK(sample_of(*source, 1) == std::vector<int32_t>{25, 0, 1, 2, 3});
+  CHECK(sample_of(*source, 2) == std::vector<int32_t>{3, 4, 5, 6, 7});
+  CHECK(sample_of(*source, 3) == std::vector<int32_t>{21, 22, 23, 24, 25});
+  CHECK(sample_of(*source, 4) == std::vector<int32_t>{17, 18, 19, 20, 21});
+  CHECK(sample_of(*source, 5) == std::vector<int32_t>{7, 8, 9, 10, 11});
+}
+
+}  // namespace
+
+TEST_CASE("samples of a Megatron dataset, for every integer type") {
+  check_samples<uint8_t>(1);
+  check_samples<int8_t>(2);
+  check_samples<int16_t>(3);
+  check_samples<int32_t>(4);
+  check_samples<int64_t>(5);
+  check_samples<uint16_t>(8);
+}
+
+TEST_CASE("the validation split of a Megatron dataset reads its own sequences only") {
+  const TempFolder folder;
+  const auto data = write_dataset<uint16_t>(folder, 8, "2, 2, 1");  // sequences 2 and 3: tokens 8 to 16
+  TokenRequest request = kRequest;
+  request.split = Split::kValidation;
+  request.samples_wanted = 2;
+  const auto source = make_token_source(data, request);
+  REQUIRE(source->samples() == 2);
+  for (int64_t k = 0; k < 2; ++k) {
+    for (const int32_t token : sample_of(*source, k)) CHECK((token >= 8 && token < 17));
+  }
+  CHECK(contains(source->describe(),
+                 "corpus.bin: 26 tokens (uint16) in 5 documents; validation split is sequences "
+                 "[2, 4), 2 samples"));
+}
+
+TEST_CASE("a Megatron .bin that does not fit its .idx is refused") {
+  const TempFolder folder;
+  auto data = write_dataset<uint16_t>(folder, 8, "1");
+  folder.write("corpus.bin", std::string(50, '\0'));
+  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData,
+                "26 uint16 tokens, which makes 52 bytes, but the file has 50");
+  std::filesystem::remove(folder.file("corpus.bin"));
+  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "corpus.bin: No such file");
+  data.path += ".bin";
+  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "corpus.bin.idx: No such file");
+}
+
+TEST_CASE("ids outside the vocabulary in a Megatron dataset") {
+  const TempFolder folder;
+  const auto data = write_dataset<int32_t>(folder, 4, "1");
+  TokenRequest request = kRequest;
+  request.vocab_size = 25;
+  const auto source = make_token_source(data, request);
+  CHECK(sample_of(*source, 0).size() == 5);
+  REQUIRE_ERROR(sample_of(*source, 1), ErrorKind::kData,
+                "corpus.bin: token 25 has id 25, outside the vocabulary [0, 25)");
+
+  auto tokens = unpacked<int32_t>(folder.read("corpus.bin"));
+  tokens[11] = -1;
+  folder.write("corpus.bin", packed(tokens));
+  REQUIRE_ERROR(sample_of(*make_token_source(data, kRequest), 0), ErrorKind::kData, "token 11 has id -1");
+}

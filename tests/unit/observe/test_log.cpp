@@ -1,0 +1,112 @@
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <regex>
+
+#include "core/error.h"
+#include "observe/log.h"
+#include "support/catch.h"
+#include "support/temporary_folder.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+// What the action writes to this process's standard output.
+template <class Action>
+std::string console_of(const TemporaryFolder& folder, Action action) {
+  std::fflush(stdout);
+  const int saved = ::dup(STDOUT_FILENO);
+  std::FILE* file = std::fopen((folder / "console").c_str(), "wb");
+  ::dup2(::fileno(file), STDOUT_FILENO);
+  action();
+  std::fflush(stdout);
+  ::dup2(saved, STDOUT_FILENO);
+  ::close(saved);
+  std::fclose(file);
+  return read_file(folder / "console");
+}
+
+std::vector<std::string> log_lines(const std::filesystem::path& run) {
+  std::ifstream stream(run / "log.txt");
+  std::vector<std::string> result;
+  for (std::string line; std::getline(stream, line);) {
+    // The time is checked and taken off.
+    static constexpr const char* kTime = R"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \| )";
+    const std::regex time(kTime);
+    std::smatch match;
+    REQUIRE(std::regex_search(line, match, time, std::regex_constants::match_continuous));
+    result.push_back(match.suffix());
+  }
+  return result;
+}
+
+void say_all(Log& log) {
+  log.info("step 1 of {} %v");  // no placeholder of any kind
+  log.warn("low disk");
+  log.error("no disk");
+}
+
+}  // namespace
+
+TEST_CASE("Rank 0 logs to the console and to the file") {
+  const TemporaryFolder folder;
+  const auto run = folder / "runs/first";
+  const std::string console = console_of(folder, [&] {
+    Log log(0, run);
+    say_all(log);
+    CHECK(log_lines(run).size() == 3);  // on disk while the log is open
+  });
+  CHECK(console == "step 1 of {} %v\nwarning: low disk\nerror: no disk\n");
+  CHECK(log_lines(run) == std::vector<std::string>{"rank 0 | info | step 1 of {} %v", "rank 0 | warning | low disk",
+                                                   "rank 0 | error | no disk"});
+}
+
+TEST_CASE("Other ranks add their warnings and errors to the file and leave the console alone") {
+  const TemporaryFolder folder;
+  const std::string console = console_of(folder, [&] {
+    Log first(0, folder.path());
+    Log other(3, folder.path());
+    first.info("before");
+    say_all(other);
+    first.info("after");
+  });
+  CHECK(console == "before\nafter\n");
+  CHECK(log_lines(folder.path()) == std::vector<std::string>{"rank 0 | info | before", "rank 3 | warning | low disk",
+                                                             "rank 3 | error | no disk", "rank 0 | info | after"});
+}
+
+TEST_CASE("A later log appends; without a folder there is no file") {
+  const TemporaryFolder folder;
+  console_of(folder, [&] {
+    Log(0, folder.path()).info("first run");
+    Log(0, folder.path()).info("resumed");
+    Log(0, "").info("console only");
+    Log(1, "").error("nowhere");
+  });
+  CHECK(log_lines(folder.path()) == std::vector<std::string>{"rank 0 | info | first run", "rank 0 | info | resumed"});
+}
+
+TEST_CASE("Logs stay out of spdlog's registry") {
+  const TemporaryFolder folder;
+  spdlog::drop_all();
+  Log log(1, folder.path());
+  Log same_again(1, folder.path());
+  int registered = 0;
+  spdlog::apply_all([&](const std::shared_ptr<spdlog::logger>&) { ++registered; });
+  CHECK(registered == 0);
+}
+
+TEST_CASE("A log file that cannot be opened is an error with its name") {
+  const TemporaryFolder folder;
+  write_file(folder / "file", "");
+  try {
+    Log log(1, folder / "file");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::kFault);
+    CHECK(std::string(error.what()).find("file/log.txt: cannot be opened") != std::string::npos);
+  }
+}

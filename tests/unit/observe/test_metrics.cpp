@@ -1,0 +1,165 @@
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "observe/metrics.h"
+#include "support/catch.h"
+#include "support/temporary_folder.h"
+
+using namespace invar;
+using namespace invar::test;
+using nlohmann::json;
+
+namespace {
+
+StepMetrics sample_step(int64_t step) {
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.steps_total = 1000;
+  metrics.tokens = step * 4096;
+  metrics.loss = 5.5;
+  metrics.grad_norm = 1.25;
+  metrics.lr = 0.0003;
+  metrics.step_ms = 45.5;
+  metrics.tokens_per_s = 90000;
+  metrics.tflops_per_device = 12.5;
+  metrics.memory_peak_bytes = int64_t{5} << 30;
+  return metrics;
+}
+
+std::vector<json> lines_of(const std::filesystem::path& path) {
+  std::ifstream stream(path);
+  std::vector<json> result;
+  for (std::string line; std::getline(stream, line);) result.push_back(json::parse(line));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("Each step and each evaluation is one line, there at once") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder / "runs/first", OpenMode::kTruncate);
+  const auto path = folder / "runs/first/metrics.jsonl";
+  writer.write(sample_step(12));
+  const std::string step =
+      R"({"step":12,"tokens":49152,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"step_ms":45.5,"tokens_per_s":90000.0,)"
+      R"("tflops_per_gpu":12.5,"memory_peak_bytes":5368709120})"
+      "\n";
+  CHECK(read_file(path) == step);
+  writer.write(EvaluationMetrics{12, 1000, 0.0});
+  CHECK(read_file(path) == step + R"({"step":12,"validation_loss":0.0,"validation_ppl":1.0})" + "\n");
+}
+
+TEST_CASE("Numbers read back to the same bits; what JSON cannot say is null") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder.path(), OpenMode::kTruncate);
+  const std::vector<double> values{0.1, 1.0 / 3, 5.541234567890123, 4.9e-324, 1.7976931348623157e308, -0.0};
+  for (const double value : values) {
+    StepMetrics metrics = sample_step(1);
+    metrics.loss = value;
+    writer.write(metrics);
+  }
+  StepMetrics metrics = sample_step(1);
+  metrics.loss = std::numeric_limits<double>::quiet_NaN();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  writer.write(metrics);
+
+  const auto lines = lines_of(folder / "metrics.jsonl");
+  REQUIRE(lines.size() == values.size() + 1);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto loss = lines[i]["loss"].get<double>();
+    CHECK(loss == values[i]);
+    CHECK(std::signbit(loss) == std::signbit(values[i]));
+  }
+  CHECK(lines.back()["loss"].is_null());
+  CHECK(lines.back()["grad_norm"].is_null());
+}
+
+TEST_CASE("Perplexity is the exponential of the loss, up to exp(20)") {
+  CHECK(EvaluationMetrics{0, 0, 2.0}.perplexity() == Approx(7.38905609893065).epsilon(1e-14));
+  CHECK(EvaluationMetrics{0, 0, 25.0}.perplexity() == std::exp(20.0));
+  CHECK(std::isnan(EvaluationMetrics{0, 0, std::numeric_limits<double>::quiet_NaN()}.perplexity()));
+}
+
+TEST_CASE("A new run truncates, a resumed one appends after the last whole line") {
+  const TemporaryFolder folder;
+  const auto path = folder / "metrics.jsonl";
+  const auto write_one = [&](OpenMode mode, int64_t step) {
+    MetricsWriter(folder.path(), mode).write(sample_step(step));
+  };
+  const auto steps = [&] {
+    std::vector<int64_t> result;
+    for (const auto& line : lines_of(path)) result.push_back(line["step"].get<int64_t>());
+    return result;
+  };
+  write_one(OpenMode::kAppend, 1);  // makes the file
+  write_one(OpenMode::kAppend, 2);
+  CHECK(steps() == std::vector<int64_t>{1, 2});
+
+  const auto whole = std::filesystem::file_size(path);
+  std::filesystem::resize_file(path, whole - 1);  // only the line's end is lost
+  write_one(OpenMode::kAppend, 3);
+  CHECK(steps() == std::vector<int64_t>{1, 3});
+  write_file(path, R"({"step":1,"tok)");  // no whole line at all
+  write_one(OpenMode::kAppend, 4);
+  CHECK(steps() == std::vector<int64_t>{4});
+
+  write_one(OpenMode::kTruncate, 5);
+  CHECK(steps() == std::vector<int64_t>{5});
+}
+
+TEST_CASE("A folder or disk that cannot be written is an error with its name") {
+  const TemporaryFolder folder;
+  write_file(folder / "file", "");
+  const auto message = [](auto&& action) -> std::string {
+    try {
+      action();
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::kFault);
+      return error.what();
+    }
+    return "no error";
+  };
+  CHECK(message([&] { MetricsWriter(folder / "file/run", OpenMode::kTruncate); }).find("file/run: cannot be created") !=
+        std::string::npos);
+  std::filesystem::create_directories(folder / "dir/metrics.jsonl");
+  CHECK(message([&] { MetricsWriter(folder / "dir", OpenMode::kTruncate); }).find("metrics.jsonl: cannot be opened") !=
+        std::string::npos);
+  std::filesystem::create_symlink("/dev/full", folder / "metrics.jsonl");
+  MetricsWriter full(folder.path(), OpenMode::kTruncate);
+  CHECK(message([&] { full.write(sample_step(1)); }).find("metrics.jsonl: cannot be written: No space left") !=
+        std::string::npos);
+}
+
+// INVAR_PYTHON chooses the interpreter.
+TEST_CASE("tools/plot_metrics draws what is written here") {
+  const char* chosen = std::getenv("INVAR_PYTHON");
+  const std::string python = chosen != nullptr ? chosen : "python3";
+  if (std::system((python + " -c 'import matplotlib' 2>/dev/null").c_str()) != 0) {
+    WARN("SKIPPED: " << python << " has no matplotlib");
+    return;
+  }
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder / "run", OpenMode::kTruncate);
+  const auto plot = [&](const std::string& run) {
+    const std::string command = python + " " INVAR_SOURCE_DIR "/tools/plot_metrics " + (folder / run).string() +
+                                " -o " + (folder / "out.png").string() + " 2>" + (folder / "errors").string();
+    return WEXITSTATUS(std::system(command.c_str()));
+  };
+  CHECK(plot("run") == 3);
+  CHECK(read_file(folder / "errors").find("run/metrics.jsonl: holds no steps yet") != std::string::npos);
+  CHECK(plot("absent") == 3);
+  CHECK(read_file(folder / "errors").find("absent: no such file") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder / "out.png"));
+
+  for (int64_t step = 1; step <= 20; ++step) writer.write(sample_step(step));
+  StepMetrics broken = sample_step(21);
+  broken.loss = std::numeric_limits<double>::quiet_NaN();
+  writer.write(broken);
+  writer.write(EvaluationMetrics{20, 1000, 5.25});
+  CHECK(plot("run") == 0);
+  CHECK(read_file(folder / "errors").empty());
+  CHECK(read_file(folder / "out.png").substr(1, 3) == "PNG");
+}

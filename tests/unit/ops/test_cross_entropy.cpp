@@ -1,0 +1,164 @@
+#include "host_tensor.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cross_entropy.h"
+
+namespace invar::ops {
+namespace {
+
+using namespace invar::test;
+using Values = std::vector<double>;
+
+const Stream kCpu(DeviceType::kCpu);
+const Stream kTwoThreads(DeviceType::kCpu, 2);
+const Stream kMeta(DeviceType::kMeta);
+const double kInfinity = std::numeric_limits<double>::infinity();
+
+// Losses and gradients of n rows whose columns lie on several ranks: the three local steps, and the reductions between.
+struct Result {
+  HostTensor losses, gradient;
+};
+
+Result run(const HostTensor& logits, const HostTensor& labels, int64_t vocabulary_size, const std::vector<Range>& parts,
+           float scale, DType dtype, const Stream& stream = kCpu) {
+  const int64_t n = logits.tensor().dim(0), width = logits.tensor().dim(1);
+  const auto rows = static_cast<size_t>(n);
+  HostTensor maximum(DType::kF32, {n}, Values(rows, -kInfinity));
+  HostTensor sum(DType::kF32, {n}, Values(rows, 0.0)), target = sum;
+  Result result{HostTensor(DType::kF32, {n}), HostTensor(dtype, {n, width})};
+
+  std::vector<HostTensor> locals;
+  for (const Range part : parts) {
+    HostTensor& local = locals.emplace_back(DType::kF32, std::vector<int64_t>{n, part.size()});
+    HostTensor part_maximum(DType::kF32, {n});
+    for (size_t i = 0; i < local.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(part.size()), column = i % static_cast<size_t>(part.size());
+      local.set(i, logits[row * static_cast<size_t>(width) + static_cast<size_t>(part.begin) + column]);
+    }
+    logits_max(stream, local, part, vocabulary_size, part_maximum);
+    for (size_t t = 0; t < rows; ++t) {
+      if (part.begin >= vocabulary_size) CHECK(part_maximum[t] == -kInfinity);
+      maximum.set(t, std::max(maximum[t], part_maximum[t]));
+    }
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    HostTensor part_sum(DType::kF32, {n}), part_target(DType::kF32, {n});
+    logits_sum_exp(stream, locals[p], labels, parts[p], vocabulary_size, maximum, part_sum, part_target);
+    for (size_t t = 0; t < rows; ++t) {
+      if (parts[p].begin >= vocabulary_size) CHECK((part_sum[t] == 0 && part_target[t] == 0));
+      sum.set(t, sum[t] + part_sum[t]);
+      target.set(t, target[t] + part_target[t]);
+    }
+  }
+  token_losses(stream, labels, maximum, sum, target, result.losses);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    HostTensor d_local(dtype, {n, parts[p].size()});
+    logits_gradient(stream, locals[p], labels, parts[p], vocabulary_size, maximum, sum, scale, d_local);
+    for (size_t i = 0; i < d_local.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(parts[p].size()), column = i % static_cast<size_t>(parts[p].size());
+      result.gradient.set(row * static_cast<size_t>(width) + static_cast<size_t>(parts[p].begin) + column, d_local[i]);
+    }
+    if (dtype != DType::kF32) continue;
+    logits_gradient(stream, locals[p], labels, parts[p], vocabulary_size, maximum, sum, scale, locals[p]);
+    CHECK(locals[p].same_bits(d_local));  // in the logits' own buffer
+  }
+  return result;
+}
+
+Values reference_losses(const Values& logits, const HostTensor& labels, size_t width, size_t vocabulary_size) {
+  Values losses(labels.size(), 0.0);
+  for (size_t t = 0; t < labels.size(); ++t) {
+    if (labels[t] < 0) continue;
+    const double* row = logits.data() + t * width;
+    const double peak = *std::max_element(row, row + vocabulary_size);
+    double sum = 0;
+    for (size_t c = 0; c < vocabulary_size; ++c) sum += std::exp(row[c] - peak);
+    losses[t] = std::log(sum) + peak - row[static_cast<size_t>(labels[t])];
+  }
+  return losses;
+}
+
+TEST_CASE("cross entropy over 1, 2 and 3 parts of a padded vocabulary") {
+  const int64_t n = 6, width = 48, vocabulary_size = 37;
+  const float scale = 0.25f;
+  const double spread = GENERATE(1.0, 90.0);  // 90: exp of the raw logits would overflow
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const auto parts = GENERATE(values<std::vector<Range>>({{{0, 48}},
+                                                          {{0, 24}, {24, 48}},
+                                                          {{0, 20}, {20, 40}, {40, 48}},
+                                                          {{0, 1}, {1, 37}, {37, 48}},
+                                                          {{0, 48}, {48, 48}}}));
+  HostTensor logits = random_tensor(DType::kF32, {n, width}, 1, spread, spread);
+  const HostTensor labels(DType::kI32, {n}, {0, 36, 20, -100, 19, 23});
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (i % 48 >= 37) logits.set(i, i % 2 ? 1e30 : std::nan(""));  // padding must not be looked at
+  }
+  Values clean = logits.values();
+  for (size_t i = 0; i < clean.size(); ++i) {
+    if (i % 48 >= 37) clean[i] = 0;
+  }
+  const Result result = run(logits, labels, vocabulary_size, parts, scale, dtype);
+  require_close(result.losses.values(), reference_losses(clean, labels, 48, 37), 1e-6, 1e-6);
+  const auto loss = [&](const Values& x) {
+    double total = 0;
+    for (double value : reference_losses(x, labels, 48, 37)) total += value;
+    return total * static_cast<double>(scale);
+  };
+  // exp of a difference of logits up to 180 carries their fp32 rounding: 180 · 2^-24.
+  const double rounding = dtype == DType::kF32 ? 1e-5 : 0x1.02p-8;
+  require_close(result.gradient.values(), numeric_gradient(loss, clean), rounding, 1e-7);
+  for (size_t c = 0; c < 48; ++c) CHECK(result.gradient[3 * 48 + c] == 0);
+}
+
+TEST_CASE("cross entropy of a row of one huge logit, and of NaN") {
+  const HostTensor logits(DType::kF32, {2, 3}, {-1e30, 1e30, 0, 0, std::nan(""), 1});
+  const HostTensor labels(DType::kI32, {2}, {1, 0});
+  const Result result = run(logits, labels, 3, {{0, 3}}, 1.0f, DType::kF32);
+  CHECK(result.losses[0] == 0);
+  for (size_t c = 0; c < 3; ++c) CHECK(result.gradient[c] == 0);
+  CHECK(std::isnan(result.losses[1]));  // never hidden
+}
+
+TEST_CASE("cross entropy of a wide row is as exact as fp32 sums in blocks") {
+  const int64_t width = 50001;
+  const HostTensor logits = random_tensor(DType::kF32, {1, width}, 7);
+  const HostTensor labels(DType::kI32, {1}, {50000});
+  const Result result = run(logits, labels, width, {{0, width}}, 1.0f, DType::kF32);
+  const double expected = reference_losses(logits.values(), labels, 50001, 50001)[0];
+  CHECK(std::abs(result.losses[0] - expected) <= 1e-6 * expected);
+}
+
+TEST_CASE("cross entropy gives the same bits on two threads") {
+  const int64_t n = 65, width = 513;
+  REQUIRE(n * width >= 2 * cpu::kMinWorkPerThread);
+  const HostTensor logits = random_tensor(DType::kF32, {n, width}, 1, 5.0);
+  HostTensor labels(DType::kI32, {n});
+  for (size_t t = 0; t < labels.size(); ++t) labels.set(t, static_cast<double>(t * 7));
+  const Result one = run(logits, labels, 500, {{0, width}}, 0.5f, DType::kBF16, kCpu);
+  const Result two = run(logits, labels, 500, {{0, width}}, 0.5f, DType::kBF16, kTwoThreads);
+  CHECK(two.losses.same_bits(one.losses));
+  CHECK(two.gradient.same_bits(one.gradient));
+}
+
+TEST_CASE("cross entropy of no tokens, on meta, and of wrong operands") {
+  const HostTensor none(DType::kF32, {0, 5}), no_labels(DType::kI32, {0});
+  CHECK(run(none, no_labels, 5, {{0, 5}}, 1.0f, DType::kF32).losses.size() == 0);
+
+  const HostTensor logits(DType::kF32, {2, 5}), labels(DType::kI32, {2}), f(DType::kF32, {2}), bf16(DType::kBF16, {2});
+  const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };
+  logits_max(kMeta, meta(logits), {0, 5}, 5, meta(f));
+  logits_sum_exp(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), meta(f));
+  token_losses(kMeta, meta(labels), meta(f), meta(f), meta(f), meta(f));
+  logits_gradient(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), 1.0f, meta(logits));
+
+  CHECK(contains(fault_of([&] {
+                   logits_max(kCpu, logits, {0, 6}, 5, f);
+                 }),
+                 "logits is f32 (2, 5), expected f32 (2, 6)"));
+  CHECK(contains(fault_of([&] { logits_max(kCpu, logits, {0, 5}, 5, bf16); }), "maximum is bf16 (2)"));
+  CHECK(contains(fault_of([&] { logits_sum_exp(kCpu, logits, f, {0, 5}, 5, f, f, f); }), "labels is f32 (2)"));
+  CHECK(contains(fault_of([&] { token_losses(kCpu, labels, f, no_labels, f, f); }), "sum is i32 (0)"));
+  CHECK(contains(fault_of([&] { logits_gradient(kCpu, logits, labels, {0, 5}, 5, f, f, 1.0f, f); }), "d_logits is"));
+}
+
+}  // namespace
+}  // namespace invar::ops
