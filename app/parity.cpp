@@ -44,11 +44,16 @@ void print_table(const AgreementTable& table) {
   }
 }
 
+AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world, const Stream& stream) {
+  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
+  return compare_with_reference(reference, config, make_process_groups(world, topology), stream);
+}
+
 AgreementTable run_on_threads(const ReferenceCase& reference, const Config& config, int ranks) {
   AgreementTable table;
   const Stream stream(DeviceType::kCpu, threads_per_rank(ranks));
   run_thread_ranks(ranks, [&](Communicator& world) {
-    AgreementTable mine = compare_with_reference(reference, config, world, stream);
+    AgreementTable mine = compare(reference, config, world, stream);
     if (world.rank() == 0) table = std::move(mine);
   });
   return table;
@@ -141,7 +146,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     table = run_on_threads(*reference, config, ranks);
   } else {
     const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
-    table = compare_with_reference(*reference, config, world, stream);
+    table = compare(*reference, config, world, stream);
   }
   if (world.rank() == 0) {
     print(format("{} on {} ranks: {}", arguments.case_dir, ranks, describe(config, ranks)));

@@ -7,7 +7,6 @@
 
 #include "checkpoint/hf_weights.h"
 #include "config/hf_config.h"
-#include "config/resolved.h"
 #include "parallel/logical_tensor.h"
 #include "train/step.h"
 
@@ -179,13 +178,13 @@ bool all_hold(const AgreementTable& table) {
   return std::all_of(table.begin(), table.end(), [](const auto& entry) { return entry.second.holds(); });
 }
 
-AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, Communicator& world,
-                                      const Stream& stream) {
-  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
-  const ProcessGroups groups = make_process_groups(world, topology);
-  TrainState state(config, groups, stream, measure_memory(config, topology, world.rank()));
+AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
+                                      const Stream& stream, const std::function<void(TrainState&)>& prepared) {
+  Communicator& world = *groups.world;
+  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
   load_hf_weights(state.parameters(), SafetensorsReader(config.model.hf_path));
   state.adopt_values();
+  if (prepared) prepared(state);
 
   AgreementTable table;
   ActivationComparison activations(reference, config, groups, state.model().vocabulary(), table);
@@ -202,7 +201,8 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
       hooks.sink = &activations;
       hooks.gradients_complete = [&] { compare_gradients(reference, state, groups.data->rank(), table); };
     }
-    const StepResult result = run_step(state, config, groups, data, step, hooks);
+    const StepResult result =
+        run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
     if (world.rank() != 0) continue;
     const auto at = static_cast<size_t>(step);
     table["loss of ten steps"].add(std::abs(result.loss - losses[at]), reference.loss_band());

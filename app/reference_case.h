@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -54,9 +55,9 @@ using AgreementTable = std::map<std::string, Agreement>;  // by kind, "gradient 
 
 bool all_hold(const AgreementTable& table);
 
-// Trains the case's steps at the given layout and compares everything. Collective over the world; every rank gets the
-// whole table.
-AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, Communicator& world,
-                                      const Stream& stream);
+// Trains the case's steps at the given layout and compares everything; `prepared` sees the state before the first
+// step. Collective over the world; every rank gets the whole table.
+AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
+                                      const Stream& stream, const std::function<void(TrainState&)>& prepared = {});
 
 }  // namespace invar::app

@@ -115,7 +115,7 @@ std::vector<MegatronSamples::Piece> MegatronSamples::pieces(int64_t sample) cons
   for (int32_t entry = first.entry; entry <= last.entry; ++entry) {
     const int32_t begin = entry == first.entry ? first.offset : 0;
     const int32_t end = entry == last.entry ? last.offset + 1 : length_at(entry);
-    if (end > begin) result.push_back({document_index_[static_cast<size_t>(entry)], begin, end - begin});
+    result.push_back({document_index_[static_cast<size_t>(entry)], begin, end - begin});
   }
   return result;
 }

@@ -14,7 +14,21 @@ int64_t counted_labels(const Batch& batch) {
   return std::count_if(batch.labels.begin(), batch.labels.end(), [](int32_t label) { return label >= 0; });
 }
 
-// This rank's micro-batches of a global batch.
+int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches) {
+  int64_t tokens = 0;
+  for (const Batch& batch : batches) tokens += counted_labels(batch);
+  return all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
+}
+
+void require_finite(double loss, double grad_norm) {
+  if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
+  throw Error(ErrorKind::kFault,
+              format("loss {} with gradient norm {}: not finite; weights are left as they were", loss, grad_norm),
+              "lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step");
+}
+
+}  // namespace
+
 std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,
                                       int64_t step) {
   BatchGeometry geometry;
@@ -30,24 +44,8 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
   return batches;
 }
 
-int64_t count_tokens(const ProcessGroups& groups, const std::vector<Batch>& batches) {
-  int64_t tokens = 0;
-  for (const Batch& batch : batches) tokens += counted_labels(batch);
-  return all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
-}
-
-void require_finite(double loss, double grad_norm) {
-  if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
-  throw Error(ErrorKind::kFault,
-              format("loss {} with gradient norm {}: not finite; weights are left as they were", loss, grad_norm),
-              "lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step");
-}
-
-}  // namespace
-
-StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data,
-                    int64_t step, const StepHooks& hooks) {
-  const std::vector<Batch> batches = load_micro_batches(config, groups, data, step);
+StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups,
+                    std::span<const Batch> batches, int64_t step, const StepHooks& hooks) {
   StepResult result;
   result.tokens = count_tokens(groups, batches);
   const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, result.tokens));

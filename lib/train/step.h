@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "train/train_state.h"
 
@@ -24,11 +26,15 @@ struct StepHooks {
   std::function<void()> gradients_complete;  // after the sums over all ranks, before the update
 };
 
+// This data-parallel rank's micro-batches of the global batch of `step`, counted from 0.
+std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,
+                                      int64_t step);
+
 // One optimizer step, `step` counted from 0: micro-batches, gradient sums, clip, update, publish. Loss and gradients
 // are sums over tokens divided once by the token count of the whole step. Collective over the world. A loss or norm
 // that is not finite throws Error{kFault} on every rank, with the weights untouched.
-StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data,
-                    int64_t step, const StepHooks& hooks = {});
+StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups,
+                    std::span<const Batch> batches, int64_t step, const StepHooks& hooks = {});
 
 // Mean loss over train.eval_batches global batches, always the same ones. Collective over the world.
 double run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data);

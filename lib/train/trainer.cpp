@@ -5,9 +5,9 @@
 
 #include "checkpoint/hf_weights.h"
 #include "config/hf_config.h"
+#include "config/key_table.h"
 #include "config/resolved.h"
 #include "config/units.h"
-#include "config/key_table.h"
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
@@ -119,7 +119,8 @@ void Trainer::train(TrainState& state, Output& output) {
   for (int64_t step = 0; step < config_.train.steps; ++step) {
     try {
       const auto start = Clock::now();
-      const StepResult result = run_step(state, config_, groups_, data, step);
+      const StepResult result =
+          run_step(state, config_, groups_, load_micro_batches(config_, groups_, data, step), step);
       tokens += result.tokens;
       output.throughput.record(seconds_since(start), result.tokens);
       const bool last = step + 1 == config_.train.steps;

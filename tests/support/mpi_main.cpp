@@ -1,6 +1,6 @@
 // Entry point of the test executables that run under mpirun: every rank runs the same cases in the same order.
 //
-//   --hang-rank N   rank N waits until a debugger sets `hold` to false; the others wait for it in a barrier
+//   --hang-rank N   rank N waits until a debugger attaches, the others wait for it in a barrier
 //   %r              in any argument becomes the rank: --reporter junit --out report.%r.xml
 //
 // Use CHECK, not REQUIRE, between collectives. A case that one rank leaves early (REQUIRE, an exception) puts it out of
@@ -16,6 +16,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -49,11 +50,18 @@ Arguments parse(int argc, char** argv, int rank) {
   return out;
 }
 
+bool is_traced() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("TracerPid:")) return line != "TracerPid:\t0";
+  }
+  return true;  // no such file: do not wait for what cannot be seen
+}
+
 void wait_for_debugger(Communicator& world, int hang_rank) {
   if (world.rank() == hang_rank) {
-    volatile bool hold = true;
-    std::cerr << format("rank {} waits: gdb -p {}, then set var hold = false\n", hang_rank, getpid());
-    while (hold) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::cerr << format("rank {} waits: gdb -p {}, set breakpoints, continue\n", hang_rank, getpid());
+    while (!is_traced()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   world.barrier();
 }
@@ -113,7 +121,8 @@ int main(int argc, char** argv) {
   try {
     return invar::run(argc, argv);
   } catch (const invar::Error& error) {
-    std::cerr << error.what() << '\n' << error.hint() << '\n';
+    std::cerr << error.what() << '\n';
+    if (!error.hint().empty()) std::cerr << error.hint() << '\n';
     return static_cast<int>(error.kind());
   }
 }

@@ -47,7 +47,7 @@ inline Float8 max(Float8 a, Float8 b) {
   return a > b ? a : b;
 }
 
-// e^x within 1.1 ulp; 0 below 2^-125.5 (no subnormal results), inf above the range, NaN of NaN. Cody and Waite's
+// e^x within 0.9 ulp; 0 below 2^-125.5 (no subnormal results), inf above the range, NaN of NaN. Cody and Waite's
 // reduction x = n·ln 2 + r, |r| ≤ ln 2 / 2, and e^r = 1 + r·(1 + r·q(r)) with q of degree 4 fitted to the least
 // relative error (4e-9).
 inline Float8 exp(Float8 x) {

@@ -1,5 +1,6 @@
 #include "data/megatron_samples.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "data/numpy_random.h"

@@ -1,5 +1,6 @@
 #include "data/mock_tokens.h"
 
+#include <cstdlib>
 #include <set>
 #include <vector>
 

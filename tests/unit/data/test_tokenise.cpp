@@ -1,6 +1,7 @@
 // tools/tokenise, from text to the samples that the trainer reads.
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "data/token_source.h"

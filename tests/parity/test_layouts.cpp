@@ -1,0 +1,189 @@
+// A model with awkward sizes, trained for a few steps at many layouts: losses, norms and weights are those of one rank.
+#include <cmath>
+#include <map>
+
+#include "comm/thread_communicator.h"
+#include "parallel/logical_tensor.h"
+#include "support/catch.h"
+#include "train/step.h"
+
+using namespace invar;
+
+namespace {
+
+struct Layout {
+  int tensor = 1;
+  bool sequence = false;
+  int data = 1;
+  int64_t micro_batch = 1;
+  RecomputeKind recompute = RecomputeKind::kNone;
+};
+
+Config awkward_model(Precision precision) {
+  Config config;
+  config.model.vocab_size = 71;
+  config.model.hidden_size = 40;
+  config.model.intermediate_size = 54;
+  config.model.num_hidden_layers = 2;
+  config.model.num_attention_heads = 6;
+  config.model.num_key_value_heads = 3;
+  config.model.head_dim = 10;
+  config.model.rope_theta = 1e4;
+  config.parallel.uneven = true;
+  config.numerics.precision = precision;
+  config.train.steps = 4;
+  config.train.sequence_length = 21;
+  config.train.global_batch_size = 12;
+  config.optimizer.lr = 1e-2;
+  config.schedule.kind = ScheduleKind::kConstant;
+  return config;
+}
+
+struct Trajectory {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::map<std::string, std::vector<float>> initial;  // logical tensors
+  std::map<std::string, std::vector<float>> trained;
+};
+
+std::map<std::string, std::vector<float>> collect_all(const TrainState& state, const ProcessGroups& groups) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Weight& weight : state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      all[parameter.name] =
+          collect_logical(*groups.tensor, state.stream(), state.parameters().flat_values(), weight, parameter);
+    }
+  }
+  return all;
+}
+
+Trajectory train(Config config, const Layout& layout) {
+  config.parallel.tensor = layout.tensor;
+  config.parallel.sequence = layout.sequence;
+  config.parallel.data = layout.data;
+  config.train.micro_batch_size = layout.micro_batch;
+  config.train.recompute = layout.recompute;
+  Trajectory trajectory;
+  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    auto initial = collect_all(state, groups);
+    TokenRequest request;
+    request.sequence_length = config.train.sequence_length;
+    request.vocab_size = config.model.vocab_size;
+    request.seed = config.train.seed;
+    const auto source = make_token_source(config.data, request);
+    const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+    std::vector<double> losses;
+    std::vector<double> norms;
+    for (int64_t step = 0; step < config.train.steps; ++step) {
+      const StepResult result = run_step(state, config, groups, load_micro_batches(config, groups, data, step), step);
+      losses.push_back(result.loss);
+      norms.push_back(result.grad_norm);
+    }
+    auto trained = collect_all(state, groups);
+    if (world.rank() == 0) trajectory = {losses, norms, std::move(initial), std::move(trained)};
+  });
+  return trajectory;
+}
+
+double worst_weight_error(const Trajectory& a, const Trajectory& b) {
+  double worst = 0;
+  for (const auto& [name, values] : a.trained) {
+    const auto& other = b.trained.at(name);
+    for (size_t i = 0; i < values.size(); ++i) worst = std::max(worst, std::abs(double{values[i]} - other[i]));
+  }
+  return worst;
+}
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> kLayouts = {{1, false, 1, 4},
+                                               {1, false, 3, 2},
+                                               {2, false, 1, 3},
+                                               {2, true, 2, 2},
+                                               {3, true, 1, 1},
+                                               {3, false, 2, 3},
+                                               {4, true, 1, 2},
+                                               {5, true, 1, 4},
+                                               {6, true, 1, 12},
+                                               {6, false, 1, 2},
+                                               {2, true, 1, 4, RecomputeKind::kFull},
+                                               {4, false, 2, 1, RecomputeKind::kFull}};
+  return kLayouts;
+}
+
+}  // namespace
+
+TEST_CASE("fp32: every layout has the trajectory and the weights of one rank") {
+  const Config config = awkward_model(Precision::kF32);
+  const Trajectory one = train(config, {});
+  CHECK(one.losses.back() != one.losses.front());
+  for (const Layout& layout : layouts()) {
+    INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
+    const Trajectory other = train(config, layout);
+    CHECK(other.initial == one.initial);  // to the bit
+    for (size_t step = 0; step < one.losses.size(); ++step) {
+      CHECK(std::abs(other.losses[step] - one.losses[step]) < 1e-5);
+      CHECK(std::abs(other.norms[step] - one.norms[step]) < 1e-4);
+    }
+    CHECK(worst_weight_error(one, other) < 1e-3);  // Adam's first steps have the size of lr = 1e-2
+  }
+}
+
+TEST_CASE("bf16: every layout stays in the band that bf16 rounding explains") {
+  Config config = awkward_model(Precision::kBF16);
+  const Trajectory one = train(config, {});
+  const Trajectory exact = train(awkward_model(Precision::kF32), {});
+  for (const Layout& layout : layouts()) {
+    INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
+    const Trajectory other = train(config, layout);
+    CHECK(other.initial == one.initial);
+    for (size_t step = 0; step < one.losses.size(); ++step) {
+      CHECK(std::abs(other.losses[step] - one.losses[step]) < 0.02);
+      CHECK(std::abs(other.losses[step] - exact.losses[step]) < 0.03);
+    }
+  }
+}
+
+TEST_CASE("recomputation changes no bit") {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    const Config config = awkward_model(precision);
+    for (const bool sequence : {false, true}) {
+      const Trajectory kept = train(config, {2, sequence, 1, 2});
+      const Trajectory recomputed = train(config, {2, sequence, 1, 2, RecomputeKind::kFull});
+      CHECK(kept.losses == recomputed.losses);
+      CHECK(kept.trained == recomputed.trained);
+    }
+  }
+}
+
+TEST_CASE("with lr = 0 and one batch, loss and gradient norm keep their bits over ten steps") {
+  for (const int64_t micro_batch : {12, 3}) {  // accumulation 1 and 4
+    Config config = awkward_model(Precision::kF32);
+    config.optimizer.lr = 0;
+    config.parallel.tensor = 2;
+    config.train.micro_batch_size = micro_batch;
+    run_thread_ranks(2, [&](Communicator& world) {
+      const ProcessGroups groups = make_process_groups(world, {2, 1});
+      const Stream stream(DeviceType::kCpu);
+      TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+      initialise(state.parameters(), stream, 1, 0.02);
+      state.adopt_values();
+      TokenRequest request;
+      request.sequence_length = config.train.sequence_length;
+      request.vocab_size = config.model.vocab_size;
+      const auto source = make_token_source(config.data, request);
+      const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+      const std::vector<Batch> batches = load_micro_batches(config, groups, data, 0);
+      const StepResult first = run_step(state, config, groups, batches, 0);
+      for (int64_t step = 1; step < 10; ++step) {
+        const StepResult next = run_step(state, config, groups, batches, step);
+        CHECK(next.loss == first.loss);
+        CHECK(next.grad_norm == first.grad_norm);
+      }
+    });
+  }
+}

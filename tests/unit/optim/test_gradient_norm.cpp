@@ -1,0 +1,53 @@
+#include "optim/gradient_norm.h"
+
+#include <cmath>
+
+#include "comm/thread_communicator.h"
+#include "support/catch.h"
+
+using namespace invar;
+
+TEST_CASE("the norm counts copies once and padding never, over any grid") {
+  for (const Topology grid : {Topology{1, 1}, Topology{2, 1}, Topology{1, 3}, Topology{2, 2}}) {
+    run_thread_ranks(grid.world(), [&](Communicator& world) {
+      const ProcessGroups groups = make_process_groups(world, grid);
+      const int tensor_rank = groups.tensor->rank();
+      Parameter matrix;  // 6 × 5, cut over the tensor group
+      matrix.name = "w";
+      matrix.shape = {6, 5};
+      const int64_t rows = 6 / grid.tensor;
+      matrix.runs = {{{tensor_rank * rows, (tensor_rank + 1) * rows}, 0}};
+      Parameter norm;  // whole on every rank
+      norm.name = "norm";
+      norm.shape = {5};
+      norm.runs = {{{0, 5}, 0}};
+      norm.replicas = groups.tensor.get();
+      ParameterTable table;
+      Weight w;
+      w.name = "w";
+      w.rows = rows + 1;  // one padding row
+      w.cols = 5;
+      w.parameters = {matrix};
+      table.add(w);
+      Weight v;
+      v.name = "norm";
+      v.rows = 5;
+      v.cols = 1;
+      v.parameters = {norm};
+      table.add(v);
+      Arena values("values", DeviceType::kCpu, 1 << 16);
+      Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
+      table.allocate(values, gradients, DType::kF32);
+      const RowOwnership ownership(table, grid.data);
+      for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
+      const double result = gradient_norm(Stream(DeviceType::kCpu), table, ownership, groups);
+      CHECK(result == Approx(2.0 * std::sqrt(35.0)).epsilon(1e-12));
+    });
+  }
+}
+
+TEST_CASE("clip coefficient") {
+  CHECK(clip_coefficient(0.5, 1.0) == 1.0);
+  CHECK(clip_coefficient(2.0, 1.0) == Approx(1.0 / (2.0 + 1e-6)).epsilon(1e-12));
+  CHECK(clip_coefficient(1e9, 0.0) == 1.0);
+}

@@ -1,0 +1,70 @@
+#include "parallel/mappings.h"
+
+#include "comm/thread_communicator.h"
+#include "support/catch.h"
+
+using namespace invar;
+
+namespace {
+
+constexpr int64_t kCols = 3;
+
+float element(int64_t row, int64_t col) {
+  return static_cast<float>(row * 10 + col);
+}
+
+}  // namespace
+
+TEST_CASE("token slices are contiguous and complete; whole blocks where T does not divide") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_thread_ranks(ranks, [&](Communicator& world) {
+      TensorRegion region(world, true);
+      for (const int64_t tokens : {8, 12, 32, 33, 40, 100}) {
+        region.set_tokens(tokens);
+        const Range mine = region.local_tokens();
+        if (tokens % ranks == 0) {
+          CHECK(mine.size() == tokens / ranks);
+        } else {
+          CHECK((mine.begin % TensorRegion::kTokenBlock == 0 || mine.begin == tokens));
+        }
+        const int64_t sum = all_reduce_value(world, mine.size(), ReduceOp::kSum);
+        CHECK(sum == tokens);
+      }
+    });
+  }
+}
+
+TEST_CASE("gather and reduce cross the border with and without sequence parallelism") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const bool sequence : {false, true}) {
+      for (const int64_t tokens : {12, 20}) {
+        run_thread_ranks(ranks, [&](Communicator& world) {
+          TensorRegion region(world, sequence);
+          region.set_tokens(tokens);
+          const Stream stream(DeviceType::kCpu);
+          Arena scratch("scratch", DeviceType::kCpu, 1 << 16);
+          const Range mine = region.local_tokens();
+          const Tensor local = scratch.allocate("local", DType::kF32, {mine.size(), kCols});
+          for (int64_t i = 0; i < local.numel(); ++i)
+            local.data<float>()[i] = element(mine.begin + i / kCols, i % kCols);
+          const Tensor all = region.gather(stream, scratch, local);
+          REQUIRE(all.dim(0) == tokens);
+          for (int64_t i = 0; i < all.numel(); ++i) CHECK(all.data<float>()[i] == element(i / kCols, i % kCols));
+
+          const Tensor partial = scratch.allocate("partial", DType::kF32, {tokens, kCols});
+          for (int64_t i = 0; i < partial.numel(); ++i) {
+            partial.data<float>()[i] = element(i / kCols, i % kCols) * static_cast<float>(world.rank() + 1);
+          }
+          const Tensor sum = region.reduce(stream, scratch, partial, DType::kBF16);
+          REQUIRE(sum.dim(0) == mine.size());
+          REQUIRE(sum.dtype() == DType::kBF16);
+          const auto terms = static_cast<float>(ranks * (ranks + 1) / 2);
+          for (int64_t i = 0; i < sum.numel(); ++i) {
+            const float want = element(mine.begin + i / kCols, i % kCols) * terms;
+            CHECK(static_cast<float>(sum.data<BF16>()[i]) == static_cast<float>(BF16(want)));
+          }
+        });
+      }
+    }
+  }
+}
