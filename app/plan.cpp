@@ -91,7 +91,7 @@ void print_traffic(const Config& config, const Topology& grid) {
   print("");
   print("sent by rank 0: tensor groups in one micro-step, data groups in one step");
   for (const auto& [name, sent] : traffic) {
-    if (sent.calls > 0) print(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
+    if (sent.bytes > 0) print(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
   }
 }
 
