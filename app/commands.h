@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/mpi_communicator.h"
+#include "config/config.h"
 #include "device/stream.h"
 
 namespace invar::app {
@@ -44,6 +45,9 @@ struct ReportedElsewhere {
 // Runs a part of the set-up that may fail on some ranks only. If any rank failed, the lowest one that did throws
 // SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
 void together(Communicator& world, const std::function<void()>& part);
+
+// Error{kConfig} if this build has no such device.
+void check_device(const Config& config);
 
 // Threads for one rank: OMP_NUM_THREADS, else the host's cores shared among its ranks.
 int threads_per_rank(int ranks_on_host);

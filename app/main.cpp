@@ -2,10 +2,12 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <span>
 #include <thread>
 
 #include "app/commands.h"
 #include "config/key_table.h"
+#include "config/suggest.h"
 
 namespace {
 
@@ -14,11 +16,8 @@ using invar::ErrorKind;
 
 constexpr int kUsage = static_cast<int>(ErrorKind::kConfig);
 
-void print_error(const Error& error, invar::MpiSession& session) {
-  std::string text = "invar: error: ";
-  if (session.world().size() > 1 && error.kind() != ErrorKind::kConfig)
-    text += invar::format("rank {}: ", session.world().rank());
-  text += error.what();
+void print_error(const Error& error, const std::string& who = "") {
+  std::string text = "invar: error: " + who + error.what();
   if (error.kind() == ErrorKind::kFault) text += invar::format(" [{}]", error.location());
   text += "\n";
   if (!error.hint().empty()) text += "  hint: " + error.hint() + "\n";
@@ -26,10 +25,17 @@ void print_error(const Error& error, invar::MpiSession& session) {
   std::fflush(stderr);
 }
 
+void print_error(const Error& error, invar::MpiSession& session) {
+  const bool by_rank = session.world().size() > 1 && error.kind() != ErrorKind::kConfig;
+  print_error(error, by_rank ? invar::format("rank {}: ", session.world().rank()) : "");
+}
+
 // A failure during a run: the other ranks may be inside a collective, so the whole job ends here. Ranks that fail
-// together (a collective that broke, a file that all read) leave the word to the lowest one.
+// together (a collective that broke, a file that all read) leave the word to the lowest one: each waits until the abort
+// of a lower one would have reached it, which takes a busy host a tenth of a second.
 [[noreturn]] void end_job(const Error& error, invar::MpiSession& session) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(20 * std::min(session.world().rank(), 100)));
+  constexpr int kLongestWait = 12;
+  std::this_thread::sleep_for(std::chrono::milliseconds(250) * std::min(session.world().rank(), kLongestWait));
   print_error(error, session);
   session.abort(static_cast<int>(error.kind()));
 }
@@ -67,7 +73,21 @@ struct CommandLine {
   }
 };
 
-int run(CommandLine& line, invar::MpiSession& session) {
+// What CLI11 found wrong, as an error like any other.
+Error usage_error(const CommandLine& line, const CLI::ParseError& error, std::span<char* const> arguments) {
+  const std::string all = "invar --help lists the subcommands, invar SUBCOMMAND --help their arguments";
+  if (!line.app.get_subcommands().empty() || arguments.size() < 2 || arguments[1][0] == '-') {
+    return Error(ErrorKind::kConfig, error.what(), all);
+  }
+  std::vector<std::string> names;
+  for (const CLI::App* command : line.app.get_subcommands({})) names.push_back(command->get_name());
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  const std::string_view nearest = invar::nearest_word(arguments[1], known);
+  return Error(ErrorKind::kConfig, invar::format("unknown subcommand {}", arguments[1]),
+               nearest.empty() ? all : invar::format("did you mean {}?", nearest));
+}
+
+int run(const CommandLine& line, invar::MpiSession& session) {
   if (*line.train_command) return invar::app::train(line.train, session);
   if (*line.plan_command) return invar::app::plan(line.plan);
   if (*line.parity_command) return invar::app::parity(line.parity, session);
@@ -75,17 +95,19 @@ int run(CommandLine& line, invar::MpiSession& session) {
   return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  invar::MpiSession session(&argc, &argv);
+int run_job(int argc, char** argv, invar::MpiSession& session) {
   CommandLine line;
   try {
     line.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const bool help = error.get_exit_code() == 0;
-    if (session.world().rank() == 0) line.app.exit(error);
-    return help ? 0 : kUsage;
+    const bool is_help = error.get_exit_code() == 0;
+    if (session.world().rank() == 0) {
+      if (is_help)
+        line.app.exit(error);
+      else
+        print_error(usage_error(line, error, {argv, static_cast<size_t>(argc)}));
+    }
+    return is_help ? 0 : kUsage;
   }
   try {
     return run(line, session);
@@ -98,5 +120,17 @@ int main(int argc, char** argv) {
     end_job(error, session);
   } catch (const std::exception& error) {
     end_job(Error(ErrorKind::kFault, error.what()), session);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    invar::MpiSession session(&argc, &argv);
+    return run_job(argc, argv, session);
+  } catch (const Error& error) {  // no job came about
+    print_error(error);
+    return static_cast<int>(error.kind());
   }
 }

@@ -15,13 +15,25 @@ void print(const std::string& text) {
   std::fputs((text + "\n").c_str(), stdout);
 }
 
-// What a case fixes may not be overridden: the comparison would mean nothing.
-void refuse_fixed_keys(const std::vector<std::string>& overrides) {
-  for (const std::string& argument : overrides) {
+void check_mode(const ParityArguments& arguments, int world) {
+  const bool on_threads = arguments.thread_ranks > 0;
+  if (world > 1 && (on_threads || arguments.matrix)) {
+    throw Error(ErrorKind::kConfig, "--thread-ranks and --matrix run in one process", "start it without mpirun");
+  }
+  if (on_threads && arguments.matrix) {
+    throw Error(ErrorKind::kConfig, "--matrix chooses the ranks of each layout itself", "remove --thread-ranks");
+  }
+}
+
+// What a case fixes may not be overridden: the comparison would mean nothing. Nor what the matrix varies.
+void refuse_fixed_keys(const ParityArguments& arguments) {
+  for (const std::string& argument : arguments.overrides) {
     const std::string key = argument.substr(0, argument.find('='));
-    if (key.starts_with("parallel.") || key.starts_with("numerics.") || key == "train.micro_batch_size" ||
-        key == "train.recompute" || key == "device") {
-      continue;
+    if (key.starts_with("numerics.") || key == "device") continue;
+    if (key.starts_with("parallel.") || key == "train.micro_batch_size" || key == "train.recompute") {
+      if (!arguments.matrix) continue;
+      throw Error(ErrorKind::kConfig, format("argument {}: --matrix varies {} itself", argument, key),
+                  "remove the argument, or --matrix");
     }
     throw Error(ErrorKind::kConfig, format("argument {}: the case fixes {}", argument, key),
                 "parity takes parallel.*, numerics.*, train.micro_batch_size, train.recompute and device");
@@ -44,7 +56,8 @@ void print_table(const AgreementTable& table) {
   }
 }
 
-AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world, const Stream& stream) {
+AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world,
+                       const Stream& stream) {
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
   return compare_with_reference(reference, config, make_process_groups(world, topology), stream);
 }
@@ -109,6 +122,7 @@ int run_matrix(const ReferenceCase& reference, const Config& base) {
     config.train.micro_batch_size = layout.micro_batch;
     config.train.recompute = layout.recompute;
     const int ranks = layout.tensor * layout.data;
+    validate(config, ranks);
     const AgreementTable table = run_on_threads(reference, config, ranks);
     std::string kind;
     const double share = worst_share(table, kind);
@@ -130,13 +144,12 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
   Config config;
   const int ranks = arguments.thread_ranks > 0 ? arguments.thread_ranks : world.size();
   together(world, [&] {
-    if (world.size() > 1 && (arguments.thread_ranks > 0 || arguments.matrix)) {
-      throw Error(ErrorKind::kConfig, "--thread-ranks and --matrix run in one process", "start it without mpirun");
-    }
-    refuse_fixed_keys(arguments.overrides);
+    check_mode(arguments, world.size());
+    refuse_fixed_keys(arguments);
     reference = std::make_unique<ReferenceCase>(arguments.case_dir);
     config = reference->config();
     apply_overrides(config, arguments.overrides);
+    check_device(config);
     if (!arguments.matrix) validate(config, ranks);
   });
   if (arguments.matrix) return run_matrix(*reference, config);

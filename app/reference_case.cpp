@@ -37,6 +37,19 @@ std::vector<float> read_all(const SafetensorsReader& reader, const std::string& 
   return out;
 }
 
+// One of batch, seq and steps of case.json.
+int64_t read_count(const nlohmann::json& json, const char* key, const std::filesystem::path& path) {
+  if (json.is_object() && json.contains(key) && json[key].is_number_integer() && json[key] > 0) return json[key];
+  throw Error(ErrorKind::kData, format("{}: not a case: {} must be an integer above 0", path.string(), key),
+              "make a case with tools/make_reference.py");
+}
+
+void check_shape(const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
+  if (reader.info(name).shape == shape) return;
+  throw Error(ErrorKind::kData, format("{}: the shape of {} does not match case.json", reader.info(name).file, name),
+              "make the case again with tools/make_reference.py");
+}
+
 // "model.layers.3.self_attn.q_proj.weight" -> "gradient self_attn.q_proj"
 std::string gradient_kind(const std::string& name) {
   std::string kind = name;
@@ -67,10 +80,11 @@ class ActivationComparison : public TensorSink {
     const bool is_logits = name == "logits";
     const int64_t first_col = is_logits ? vocabulary_.begin : 0;
     const int64_t cols = reference_.expected().info(name).shape.back();
+    const std::vector<float> values = read_f32(local, {0, local.numel()});
     for (int64_t row = 0; row < local.dim(0); ++row) {
       const int64_t token = first_sample_ * s + first_row + row;  // in the global batch
       for (int64_t col = first_col; col < std::min(cols, first_col + local.dim(1)); ++col) {
-        const float got = local.data<float>()[row * local.dim(1) + col - first_col];
+        const float got = values[static_cast<size_t>(row * local.dim(1) + col - first_col)];
         const float want = cache(name)[static_cast<size_t>(token * cols + col)];
         table_[is_logits ? "logits" : "hidden states"].add(std::abs(double{got} - want), reference_.logits_band());
       }
@@ -139,17 +153,15 @@ ReferenceCase::ReferenceCase(const std::filesystem::path& folder)
   const std::filesystem::path path = folder / "case.json";
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file, nullptr, false);
-  if (!json.is_object() || !json.contains("batch") || !json.contains("seq") || !json.contains("steps")) {
-    throw Error(ErrorKind::kData, format("{} is not a case with batch, seq and steps", path.string()),
-                "make one with tools/make_reference.py");
-  }
-  batch_ = json["batch"];
-  sequence_length_ = json["seq"];
-  steps_ = json["steps"];
+  batch_ = read_count(json, "batch", path);
+  sequence_length_ = read_count(json, "seq", path);
+  steps_ = read_count(json, "steps", path);
+  check_shape(expected_, "tokens", {steps_, batch_, sequence_length_ + 1});
+  check_shape(expected_, "traj_loss", {steps_});
+  check_shape(expected_, "traj_grad_norm", {steps_});
+  check_shape(expected_, "fp32_noise", {3});
   const std::vector<float> noise = read_all(expected_, "fp32_noise");
   noise_.assign(noise.begin(), noise.end());
-  if (noise_.size() != 3)
-    throw Error(ErrorKind::kData, format("{}: fp32_noise must have 3 numbers", expected_.info("fp32_noise").file));
 }
 
 Config ReferenceCase::config() const {

@@ -25,6 +25,11 @@ void together(Communicator& world, const std::function<void()>& part) {
   throw ReportedElsewhere{static_cast<int>(code)};
 }
 
+void check_device(const Config& config) {
+  if (config.device != DeviceChoice::kCuda) return;
+  throw Error(ErrorKind::kConfig, "device = cuda, but this invar was built without CUDA", "set device: cpu");
+}
+
 int threads_per_rank(int ranks_on_host) {
   if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
     if (const int threads = std::atoi(text); threads > 0) return threads;

@@ -14,9 +14,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   together(world, [&] {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, world.size());
-    if (config.device == DeviceChoice::kCuda) {
-      throw Error(ErrorKind::kConfig, "device = cuda, but this invar was built without CUDA", "set device: cpu");
-    }
+    check_device(config);
   });
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
   const ProcessGroups groups = make_process_groups(world, topology);

@@ -1,5 +1,8 @@
 #include "comm/mpi_communicator.h"
 
+// Without the C++ bindings that MPI itself has removed.
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
 #include <array>

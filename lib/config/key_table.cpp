@@ -94,8 +94,10 @@ constexpr Key kKeys[] = {
     {"data", "path", at<&C::data, &D::path>, "tokens: the .bin file; megatron: the path without .bin and .idx"},
     {"data", "token_dtype", at<&C::data, &D::token_dtype>, "tokens in a file without a known header: uint16 or uint32"},
     {"data", "eod_id", at<&C::data, &D::eod_id>, "end-of-document token; auto: vocab_size − 1", kAuto},
+    {"data", "eod_mask_loss", at<&C::data, &D::eod_mask_loss>,
+     "positions whose input ends a document do not count in the loss"},
     {"data", "validation_fraction", at<&C::data, &D::validation_fraction>,
-     "mock and tokens: tail of the data kept for evaluation"},
+     "tokens: tail of the data kept for evaluation"},
     {"data", "split", at<&C::data, &D::split>, "megatron: weights of training, validation and test"},
 
     {"checkpoint", "dir", at<&C::checkpoint, &CheckpointConfig::dir>, "folder of the checkpoints"},

@@ -186,20 +186,24 @@ void check_data_source(const Config& config) {
            "use the type that the file was written with");
   }
   if (data.kind != DataKind::kMegatron) refuse_if_set(config, "data.split", with_kind);
-  if (data.kind == DataKind::kMegatron)
+  if (data.kind == DataKind::kMegatron) {
     refuse_if_set(config, "data.validation_fraction", with_kind + " (it has data.split)");
+  } else if (data.kind == DataKind::kMock) {
+    refuse_if_set(config, "data.validation_fraction", with_kind + " (random tokens of their own are evaluated)");
+  }
   check_fraction(config, "data.validation_fraction", data.validation_fraction);
   if (data.eod_id < -1 || data.eod_id >= config.model.vocab_size) {
     refuse(config, {"data.eod_id", "model.vocab_size"},
            format("data.eod_id = {} is not a token of model.vocab_size = {}", data.eod_id, config.model.vocab_size),
            format("use 0 to {}, or auto for the last", config.model.vocab_size - 1));
   }
+  if (!data.eod_mask_loss) refuse_if_set(config, "data.eod_id", "with data.eod_mask_loss: false");
 }
 
 void check_evaluation(const Config& config) {
   const bool is_megatron = config.data.kind == DataKind::kMegatron;
   const bool has_validation = is_megatron ? split_weights(config)[1] > 0 : config.data.validation_fraction > 0;
-  if (config.train.eval_every == 0 || has_validation) return;
+  if (config.train.eval_every == 0 || has_validation || config.data.kind == DataKind::kMock) return;
   if (is_megatron) {
     refuse(config, {"train.eval_every", "data.split"},
            format("train.eval_every = {} needs validation data, but data.split = \"{}\" keeps none",

@@ -7,7 +7,7 @@
 namespace invar {
 
 void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
-                      Batch& batch) {
+                      Batch& batch, int32_t masked_input) {
   const auto& [global_batch, micro_batch, dp_rank, dp_size, micro_step] = geometry;
   INVAR_CHECK(micro_batch > 0 && dp_size > 0 && global_batch % (micro_batch * dp_size) == 0,
               "global batch {} with micro-batch {} and {} data-parallel ranks", global_batch, micro_batch, dp_size);
@@ -23,7 +23,8 @@ void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t
   for (int64_t b = 0; b < micro_batch; ++b) {
     source.read(sampler.sample_at(first + b), sample);
     std::copy(sample.begin(), sample.end() - 1, batch.tokens.begin() + b * sequence_length);
-    std::copy(sample.begin() + 1, sample.end(), batch.labels.begin() + b * sequence_length);
+    std::transform(sample.begin(), sample.end() - 1, sample.begin() + 1, batch.labels.begin() + b * sequence_length,
+                   [=](int32_t input, int32_t next) { return input == masked_input ? -1 : next; });
   }
 }
 

@@ -9,7 +9,7 @@
 namespace invar {
 
 // One micro-batch on one rank; T = B·S flat tokens, sample-major. A label is the token that follows; a negative label
-// would count as masked in the loss, but no source makes one: every position has a true label.
+// does not count in the loss.
 struct Batch {
   std::vector<int32_t> tokens;  // (T)
   std::vector<int32_t> labels;  // (T)
@@ -25,8 +25,8 @@ struct BatchGeometry {
   int64_t micro_step = 0;
 };
 
-// step counts from 0. Samples and their order within the global batch depend on neither micro_batch nor dp_size.
+// step counts from 0. Positions whose input is masked_input do not count; −1 masks none. Samples and their order within the global batch depend on neither micro_batch nor dp_size.
 void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
-                      Batch& batch);
+                      Batch& batch, int32_t masked_input = -1);
 
 }  // namespace invar

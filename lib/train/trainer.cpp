@@ -44,6 +44,15 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
     throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
+// At the start of the run, so that a wrong path does not show only at its end.
+void make_export_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error) return;
+  throw Error(ErrorKind::kConfig, format("checkpoint.export_dir = {} cannot be created: {}", folder, error.message()),
+              "name a folder, new or existing, where this user may write");
+}
+
 std::string mib(int64_t bytes) {
   return format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
@@ -66,6 +75,8 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     validation_source_ = make_token_source(config.data, request_for(config, Split::kValidation, world));
   }
   if (config.model.init == InitKind::kHuggingFace) weights_ = std::make_unique<SafetensorsReader>(config.model.hf_path);
+  const std::string& export_dir = config.checkpoint.export_dir;
+  if (groups.world->rank() == 0 && !export_dir.empty()) make_export_folder(export_dir);
 }
 
 void Trainer::fill_weights(TrainState& state) const {

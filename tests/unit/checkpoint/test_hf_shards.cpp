@@ -48,6 +48,8 @@ TEST_CASE("Tensors are cut into shards in their order") {
   CHECK(tensor_names(plan_hf_shards(tensors, 16)) == Names{{"s1", "s2"}, {"large"}, {"s3"}});
   CHECK(tensor_names(plan_hf_shards(tensors, 1)) == Names{{"s1"}, {"s2"}, {"large"}, {"s3"}});
 
+  CHECK(tensor_names(plan_hf_shards({large, small1, small2, small3}, 16)) == Names{{"large"}, {"s1", "s2"}, {"s3"}});
+
   CHECK(plan_hf_shards(tensors, 424)[0].file == "model.safetensors");
   CHECK(plan_hf_shards(tensors, 423)[0].file == "model-00001-of-00002.safetensors");
   CHECK(plan_hf_shards(tensors, 423)[1].file == "model-00002-of-00002.safetensors");

@@ -10,7 +10,7 @@ using namespace invar;
 TEST_CASE("the configs of the repository hold") {
   const std::map<std::string, int> worlds = {{"quickstart.yaml", 4}, {"qwen3_0.6b.yaml", 8}, {"qwen3_1.7b.yaml", 8},
                                              {"qwen3_4b.yaml", 8},   {"qwen3_8b.yaml", 16},  {"qwen3_14b.yaml", 32},
-                                             {"qwen3_32b.yaml", 64}};
+                                             {"qwen3_32b.yaml", 64}, {"bench.yaml", 2}};
   size_t found = 0;
   for (const auto& entry : std::filesystem::directory_iterator(std::string(INVAR_SOURCE_DIR) + "/configs")) {
     if (entry.path().extension() != ".yaml") continue;

@@ -236,9 +236,16 @@ TEST_CASE("training length and evaluation") {
   refuses(set(&T::eval_every, -1), "train.eval_every = -1 must be 0 to", "train.eval_every");
   refuses(set(&T::eval_batches, 0), "train.eval_batches = 0 must be 1 to", "train.eval_batches");
   refuses(set(&T::eval_batches, 3), "train.eval_batches = 3 would be ignored with train.eval_every: 0", "remove");
-  refuses(set(&T::eval_every, 10), "train.eval_every = 10 needs validation data, but data.validation_fraction is 0",
+  accepts([](Config& c) { c.train.eval_every = 10, c.train.eval_batches = 3; });  // mock evaluates random tokens
+  const auto tokens = [](double fraction) {
+    return [=](Config& c) {
+      c.data.kind = DataKind::kTokens, c.data.path = "x.bin", c.train.eval_every = 10;
+      c.data.validation_fraction = fraction;
+    };
+  };
+  accepts(tokens(0.1));
+  refuses(tokens(0), "train.eval_every = 10 needs validation data, but data.validation_fraction is 0",
           "data.validation_fraction");
-  accepts([](Config& c) { c.train.eval_every = 10, c.train.eval_batches = 3, c.data.validation_fraction = 0.1; });
   refuses([](Config& c) { c.numerics.reduction = Reduction::kInvariant; },
           "numerics.reduction: invariant is not available yet", "fast");
 }
@@ -295,7 +302,11 @@ TEST_CASE("data") {
   constexpr auto kMock = DataKind::kMock, kTokens = DataKind::kTokens, kMegatron = DataKind::kMegatron;
   accepts(data(kTokens, "x.bin", [](Config& c) { c.data.token_dtype = "uint32", c.data.validation_fraction = 0.5; }));
   accepts(data(kMegatron, "x", [](Config& c) { c.data.split = "9,1", c.train.eval_every = 5; }));
-  accepts(data(kMock, "", [](Config& c) { c.data.eod_id = 249, c.data.validation_fraction = 0.5; }));
+  accepts(data(kMock, "", [](Config& c) { c.data.eod_id = 249, c.data.eod_mask_loss = true; }));
+  refuses(data(kMock, "", [](Config& c) { c.data.eod_id = 249; }), "data.eod_id = 249 would be ignored",
+          "remove data.eod_id");
+  refuses(data(kMock, "", [](Config& c) { c.data.validation_fraction = 0.5; }),
+          "data.validation_fraction = 0.5 would be ignored with data.kind: mock", "remove data.validation_fraction");
   refuses(data(kTokens, "", nothing), "data.kind: tokens needs data.path", "tools/tokenise");
   refuses(data(kMegatron, "", nothing), "data.kind: megatron needs data.path", "without the ending");
   refuses(data(kMock, "x.bin", nothing), "data.path = x.bin would be ignored with data.kind: mock", "remove data.path");

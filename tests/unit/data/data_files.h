@@ -3,44 +3,27 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <random>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
+#include "support/temporary_folder.h"
 
 namespace invar {
 
-// A folder of its own for one test, removed at its end.
+// Token files in a temporary folder, by name.
 class TempFolder {
  public:
-  TempFolder() {
-    std::random_device random;
-    path_ = std::filesystem::temp_directory_path() / format("invar_data_{:08x}{:08x}", random(), random());
-    std::filesystem::create_directory(path_);
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  std::string file(const std::string& name) const { return (folder_ / name).string(); }
   std::string write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(file(name), std::ios::binary) << bytes;
+    test::write_file(file(name), bytes);
     return file(name);
   }
-  std::string read(const std::string& name) const {
-    std::ifstream stream(file(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
+  std::string read(const std::string& name) const { return test::read_file(file(name)); }
 
  private:
-  std::filesystem::path path_;
+  test::TemporaryFolder folder_;
 };
 
 // The bytes of numbers as they lie in a file.

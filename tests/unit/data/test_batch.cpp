@@ -64,6 +64,21 @@ TEST_CASE("a global batch is the same at every layout") {
   }
 }
 
+TEST_CASE("positions whose input ends a document do not count") {
+  const CountingSource source;
+  const Sampler sampler(SampleOrder::kSequential, 20, 1);
+  Batch plain;
+  Batch masked;
+  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, plain);
+  const int32_t eod = plain.tokens[1];
+  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, masked, eod);
+  REQUIRE(masked.tokens == plain.tokens);
+  for (size_t i = 0; i < plain.tokens.size(); ++i) {
+    REQUIRE(masked.labels[i] == (plain.tokens[i] == eod ? -1 : plain.labels[i]));
+  }
+  REQUIRE(masked.labels[1] == -1);
+}
+
 TEST_CASE("a geometry that does not fit is a fault") {
   const CountingSource source;
   const Sampler sampler(SampleOrder::kSequential, 20, 1);

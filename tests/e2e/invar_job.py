@@ -1,0 +1,198 @@
+"""What the end-to-end tests share: starting invar alone or under mpirun, watching how it ends, and the files it eats.
+
+The environment names the programs: INVAR, MPIRUN, and PYTHON for tools/tokenise. CTest sets them.
+"""
+import array
+import json
+import os
+import pathlib
+import re
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "tests" / "reference"
+INVAR = os.environ.get("INVAR", str(ROOT / "build/cpu-release/bin/invar"))
+MPIRUN = os.environ.get("MPIRUN", "mpirun")
+LAUNCH = [MPIRUN, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+FAILURE_SECONDS = 10  # a job that fails ends within this time
+RUN_SECONDS = 60
+
+SEQUENCE = 16
+VOCABULARY = 250
+
+# Small, and with dims that divide unevenly: 16 units of vocabulary, 96 FFN columns and 4 KV groups over three ranks.
+MODEL = {
+    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
+}
+SMALL = {
+    "model": MODEL,
+    "numerics": {"precision": "fp32"},
+    "train": {"steps": 6, "sequence_length": SEQUENCE, "micro_batch_size": 1, "global_batch_size": 4},
+}
+
+
+def to_yaml(sections):
+    lines = []
+    for name, section in sections.items():
+        lines.append(f"{name}:")
+        lines += [f"  {key}: {value}" for key, value in section.items()]
+    return "\n".join(lines) + "\n"
+
+
+def command(arguments, ranks=None):
+    """ranks None: without mpirun."""
+    launch = [] if ranks is None else [*LAUNCH, "-n", str(ranks)]
+    return [*launch, INVAR, *map(str, arguments)]
+
+
+class Outcome:
+    def __init__(self, code, stdout, stderr, seconds):
+        self.code, self.stdout, self.stderr, self.seconds = code, stdout, stderr, seconds
+
+    @property
+    def errors(self):
+        return [line for line in self.stderr.splitlines() if line.startswith("invar: error:")]
+
+    def __str__(self):
+        return f"exit code {self.code} after {self.seconds:.1f} s\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def end(process):
+    """Ends a process of ours and, if it is mpirun, lets it end its ranks first."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    process.wait()
+
+
+def read_lines(path):
+    """Objects of a metrics.jsonl, or nothing as long as there is none."""
+    path = pathlib.Path(path)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def series(run_folder, key):
+    return [line[key] for line in read_lines(pathlib.Path(run_folder) / "metrics.jsonl") if key in line]
+
+
+def write_tokens(path, tokens):
+    with open(path, "wb") as file:
+        array.array("H", tokens).tofile(file)
+
+
+def read_safetensors_header(path):
+    with open(path, "rb") as file:
+        return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+
+
+def wait_until(condition, seconds):
+    """Whether the condition became true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def ranks_of(launcher_pid):
+    """Ids of the invar processes that this mpirun started."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            parent = int(re.search(r"^PPid:\s+(\d+)", (entry / "status").read_text(), re.M).group(1))
+            if parent == launcher_pid and os.readlink(entry / "exe") == os.path.realpath(INVAR):
+                found.append(int(entry.name))
+        except (OSError, AttributeError, ValueError):  # ended meanwhile, or not a process
+            continue
+    return sorted(found)
+
+
+def is_alive(pid):
+    try:
+        return not re.search(r"^State:\s+[ZX]", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M)
+    except OSError:
+        return False
+
+
+class JobTest(unittest.TestCase):
+    """A folder of its own for every test, which is the working directory of the jobs it starts."""
+
+    maxDiff = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="invar_e2e_")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+        return name
+
+    def config(self, **sections):
+        """Writes run.yaml: the small model, with these keys over it."""
+        merged = {name: dict(section) for name, section in SMALL.items()}
+        for name, section in sections.items():
+            merged.setdefault(name, {}).update(section)
+        return self.write("run.yaml", to_yaml(merged))
+
+    def start(self, *arguments, ranks=None):
+        process = subprocess.Popen(command(arguments, ranks), cwd=self.folder, env=ENVIRONMENT, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: end(process) if process.poll() is None else None)
+        return process
+
+    def finish(self, process, since, seconds):
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            end(process)
+            stdout, stderr = process.communicate()
+            self.fail(f"did not end within {seconds} s: {process.args}\n{stdout}\n{stderr}")
+        return Outcome(process.returncode, stdout, stderr, time.monotonic() - since)
+
+    def run_invar(self, *arguments, ranks=None, seconds=RUN_SECONDS):
+        since = time.monotonic()
+        return self.finish(self.start(*arguments, ranks=ranks), since, seconds)
+
+    def succeed(self, *arguments, ranks=None):
+        outcome = self.run_invar(*arguments, ranks=ranks)
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.errors, [], outcome)
+        return outcome
+
+    def check_failure(self, outcome, code, *texts, hint=True):
+        """One message that says all of texts and ends with a hint, this exit code, and no trace of C++."""
+        self.assertEqual(outcome.code, code, outcome)
+        self.assertEqual(len(outcome.errors), 1, outcome)
+        message = outcome.errors[0] + "\n"
+        following = outcome.stderr.splitlines()[outcome.stderr.splitlines().index(outcome.errors[0]) + 1:]
+        if following and following[0].startswith("  hint: "):
+            message += following[0]
+        elif hint:
+            self.fail(f"no hint under the message\n{outcome}")
+        for text in texts:
+            self.assertIn(text, message, outcome)
+        for trace in ("terminate called", "what():", "Process received signal", "Signal code", "Segmentation",
+                      "Sanitizer", "basic_string", "std::"):
+            self.assertNotIn(trace, outcome.stderr, outcome)
+
+    def fail_with(self, code, *texts, arguments, ranks=None, hint=True):
+        outcome = self.run_invar(*arguments, ranks=ranks, seconds=FAILURE_SECONDS)
+        self.check_failure(outcome, code, *texts, hint=hint)
+        return outcome
+
+    def train(self, name, *overrides, ranks=None, config="run.yaml"):
+        """Trains into the folder `name`; its losses."""
+        self.succeed("train", config, f"log.dir={name}", *overrides, ranks=ranks)
+        return series(self.folder / name, "loss")
