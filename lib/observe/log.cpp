@@ -2,7 +2,7 @@
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/sinks/stdout_sinks.h>
 
 #include "core/error.h"
 
@@ -22,10 +22,9 @@ struct Log::Sinks {
 namespace {
 
 std::unique_ptr<spdlog::logger> make_console() {
-  auto sink = std::make_shared<spdlog::sinks::stdout_color_sink_mt>();
-  sink->set_color(spdlog::level::info, sink->reset);  // colour is for what went wrong
-  auto logger = std::make_unique<spdlog::logger>("console", std::move(sink));
-  logger->set_pattern("%^%v%$");
+  // No colours: mpirun gives rank 0 a terminal of its own, also where its output goes to a file.
+  auto logger = std::make_unique<spdlog::logger>("console", std::make_shared<spdlog::sinks::stdout_sink_mt>());
+  logger->set_pattern("%v");
   logger->flush_on(spdlog::level::info);
   return logger;
 }

@@ -45,10 +45,20 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }
 
 // At the start of the run, so that a wrong path does not show only at its end.
+// Weights of another run are not overwritten; and old shards beside a new file would make a folder of two models.
+void refuse_old_weights(const std::string& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    throw Error(ErrorKind::kConfig,
+                format("checkpoint.export_dir = {} holds {} already", folder, entry.path().filename().string()),
+                "name another folder, or remove the old weights");
+  }
+}
+
 void make_export_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (!error) return;
+  if (!error) return refuse_old_weights(folder);
   throw Error(ErrorKind::kConfig, format("checkpoint.export_dir = {} cannot be created: {}", folder, error.message()),
               "name a folder, new or existing, where this user may write");
 }

@@ -1,13 +1,12 @@
 """What the end-to-end tests share: starting invar alone or under mpirun, watching how it ends, and the files it eats.
 
-The environment names the programs: INVAR, MPIRUN, and PYTHON for tools/tokenise. CTest sets them.
+The environment names the programs, INVAR and MPIRUN; CTest sets them.
 """
 import array
 import json
 import os
 import pathlib
 import re
-import signal
 import struct
 import subprocess
 import tempfile
@@ -42,6 +41,8 @@ SMALL = {
 def to_yaml(sections):
     lines = []
     for name, section in sections.items():
+        if not section:
+            continue
         lines.append(f"{name}:")
         lines += [f"  {key}: {value}" for key, value in section.items()]
     return "\n".join(lines) + "\n"

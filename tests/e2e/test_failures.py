@@ -8,7 +8,7 @@ import time
 import unittest
 
 import invar_job
-from invar_job import FAILURE_SECONDS, REFERENCE, ROOT, SEQUENCE, SMALL, VOCABULARY, JobTest, to_yaml, write_tokens
+from invar_job import FAILURE_SECONDS, REFERENCE, SEQUENCE, SMALL, VOCABULARY, JobTest, to_yaml, write_tokens
 
 USAGE, DATA, FAULT = 2, 3, 1
 
@@ -32,7 +32,8 @@ class ConfigFile(JobTest):
                 self.assertEqual(outcome.stdout, "")
 
     def test_good_file_passes(self):  # so that none of the refusals below has another reason
-        self.succeed("train", self.write("good.yaml", self.GOOD), "train.steps=1")
+        outcome = self.succeed("train", self.write("good.yaml", self.GOOD), "train.steps=1")
+        self.assertIn("step 1/1 | loss", outcome.stdout)
 
     def test_misspelt_key(self):
         text = self.GOOD.replace("hidden_size", "hiden_size")

@@ -1,0 +1,411 @@
+"""What invar does when all is well: the same losses at every layout, what a run leaves behind, and its way back in."""
+import json
+import os
+import re
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import unittest
+
+import invar_job
+from invar_job import (REFERENCE, ROOT, SEQUENCE, SMALL, VOCABULARY, JobTest, read_lines, read_safetensors_header, series,
+                       to_yaml, write_tokens)
+
+USAGE, DATA, FAULT = 2, 3, 1
+ESCAPE = "\x1b"
+
+STEP_LINE = re.compile(r"step ( *\d+)/(\d+) \| loss [ \d.]{6} \| grad norm [ \d.]{5} \| lr \d\.\d\de[+-]\d\d \| "
+                       r"[ \d.]{4}[\dkMG] tok/s \| [ \d.]{4} (ms|s) *\| left (-:--:--|\d+:\d\d:\d\d)")
+
+# name: keys of parallel, ranks (None: without mpirun)
+LAYOUTS = {
+    "alone": ({}, None),
+    "one": ({}, 1),
+    "tensor": ({"tensor": 2, "sequence": "true"}, 2),
+    "uneven": ({"tensor": 3, "sequence": "true", "uneven": "true"}, 3),
+    "tensor_data": ({"tensor": 2, "sequence": "true"}, 4),
+}
+
+
+def overrides(layout):
+    return [f"parallel.{key}={value}" for key, value in layout.items()]
+
+
+class PeriodicData(JobTest):
+    """A token file with the period of a sample, so that every sample and every batch is the same."""
+
+    def setUp(self):
+        super().setUp()
+        pattern = [(7 * i * i + 3 * i) % VOCABULARY for i in range(SEQUENCE)]
+        write_tokens(self.folder / "periodic.bin", pattern * 20 + pattern[:1])
+        self.sample = pattern + pattern[:1]
+
+    def periodic(self, **sections):
+        return self.config(data={"kind": "tokens", "path": "periodic.bin", "token_dtype": "uint16"}, **sections)
+
+
+class Layouts(JobTest):
+    def test_losses_agree(self):
+        self.config(optimizer={"lr": 1e-2})
+        losses = {name: self.train(name, *overrides(layout), ranks=ranks) for name, (layout, ranks) in LAYOUTS.items()}
+        expected = losses["alone"]
+        self.assertEqual(len(expected), 6)
+        self.assertGreater(max(expected) - min(expected), 1e-2)  # the weights move: there is something to agree on
+        for name, found in losses.items():
+            with self.subTest(name):
+                self.assertEqual(len(found), len(expected))
+                for step, (loss, want) in enumerate(zip(found, expected), 1):
+                    self.assertAlmostEqual(loss, want, delta=1e-5, msg=f"step {step}")
+        self.assertEqual(losses["one"], expected)  # mpirun -n 1 changes no bit
+        others = self.train("seed", "train.seed=5")
+        self.assertGreater(abs(others[0] - expected[0]), 1e-4)  # and 1e-5 tells runs apart
+
+
+class RunFolder(JobTest):
+    """What a run leaves behind and prints."""
+
+    RANKS = 2
+
+    def setUp(self):
+        super().setUp()
+        self.config(parallel={"tensor": 2, "sequence": "true"}, optimizer={"lr": 1e-2},
+                    schedule={"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3},
+                    data={"validation_fraction": 0.1}, train={"eval_every": 3, "eval_batches": 2})
+
+    def test_resolved_config_repeats_the_run(self):
+        losses = self.train("first", ranks=self.RANKS)
+        again = self.train("second", ranks=self.RANKS, config="first/config.yaml")
+        self.assertEqual(again, losses)
+        self.assertEqual(series(self.folder / "second", "validation_loss"),
+                         series(self.folder / "first", "validation_loss"))
+        configs = [(self.folder / name / "config.yaml").read_text() for name in ("first", "second")]
+        self.assertEqual(configs[0].replace("dir: first", "dir: second"), configs[1])
+        for key in ("lr: 0.01", "min_lr: 0.001", "seed: 1234", "eps: 1e-08"):  # given ones and defaults
+            self.assertIn(f"  {key}\n", configs[0])
+
+    def test_metrics(self):
+        self.train("run", ranks=self.RANKS)
+        lines = read_lines(self.folder / "run" / "metrics.jsonl")
+        steps = [line for line in lines if "loss" in line]
+        self.assertEqual([line["step"] for line in steps], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([line["tokens"] for line in steps], [step * 4 * SEQUENCE for step in range(1, 7)])
+        self.assertEqual([line["step"] for line in lines if "validation_loss" in line], [3, 6])
+        self.assertEqual([round(line["lr"], 4) for line in steps[:2]], [0, 0.005])  # warm-up
+        for line in steps:
+            self.assertGreater(line["grad_norm"], 0)
+            self.assertGreater(line["tokens_per_s"], 0)
+
+    def test_log_every(self):
+        outcome = self.succeed("train", "run.yaml", "log.dir=run", "log.every=4", ranks=self.RANKS)
+        self.assertEqual(re.findall(r"step (\d)/6 \| loss", outcome.stdout), ["4", "6"])
+        self.assertEqual([line["step"] for line in read_lines(self.folder / "run/metrics.jsonl") if "loss" in line],
+                         [4, 6])
+
+    def test_console_and_log(self):
+        for ranks in (None, self.RANKS):
+            with self.subTest(ranks=ranks):
+                shape = [] if ranks else ["parallel.tensor=1", "parallel.sequence=false"]
+                outcome = self.succeed("train", "run.yaml", f"log.dir=run{ranks}", *shape, ranks=ranks)
+                lines = [re.sub(ESCAPE + r"\[\d*m", "", line) for line in outcome.stdout.splitlines()]
+                steps = [line for line in lines if line.startswith("step ") and "validation" not in line]
+                self.assertEqual(len(steps), 6, outcome)
+                for number, line in enumerate(steps, 1):
+                    found = STEP_LINE.fullmatch(line)
+                    self.assertTrue(found, line)
+                    self.assertEqual((int(found[1]), int(found[2])), (number, 6))
+                self.assertEqual(sum("validation loss" in line for line in lines), 2)
+                log = (self.folder / f"run{ranks}" / "log.txt").read_text().splitlines()
+                self.assertEqual(len(log), len(lines))
+                for logged, printed in zip(log, lines):
+                    self.assertRegex(logged, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \| rank 0 \| info \| ")
+                    self.assertTrue(logged.endswith(printed), f"{logged!r} {printed!r}")
+
+    def test_no_colours_in_a_file(self):
+        """Standard output is a pipe here, though mpirun hands its ranks a pseudo-terminal."""
+        alone = self.succeed("train", "run.yaml", "parallel.tensor=1", "parallel.sequence=false")
+        for outcome in (alone, self.succeed("train", "run.yaml", ranks=self.RANKS)):
+            self.assertIn("step 6/6 | loss", outcome.stdout)
+            self.assertNotIn(ESCAPE, outcome.stdout)
+
+
+class ZeroLearningRate(PeriodicData):
+    def test_loss_and_norm_are_constant_to_the_bit(self):
+        for accumulation in (1, 4):
+            for layout, ranks in ({}, None), ({"tensor": 2, "sequence": "true"}, 2):
+                with self.subTest(accumulation=accumulation, ranks=ranks):
+                    self.periodic(train={"steps": 10, "micro_batch_size": 4 // accumulation},
+                                  optimizer={"lr": 0}, parallel=layout)
+                    losses = self.train("still", ranks=ranks)
+                    self.assertEqual(len(losses), 10)
+                    self.assertEqual(len(set(losses)), 1, losses)
+                    norms = series(self.folder / "still", "grad_norm")
+                    self.assertEqual(len(set(norms)), 1, norms)
+
+    def test_a_learning_rate_moves_both(self):
+        self.periodic(train={"steps": 10}, optimizer={"lr": 1e-6})
+        self.assertEqual(len(set(self.train("moving"))), 10)
+        self.assertEqual(len(set(series(self.folder / "moving", "grad_norm"))), 10)
+
+
+class ExportedRun(PeriodicData):
+    """Trains and exports; the exported weights have the loss of the step after the last."""
+
+    TRAINED = 3
+
+    def export(self, precision):
+        """Exports to hf; the losses of a run that goes on for one step more."""
+        config = self.periodic(parallel={"tensor": 2, "sequence": "true"}, optimizer={"lr": 1e-2},
+                               numerics={"precision": precision}, train={"steps": self.TRAINED})
+        short = self.train("short", "checkpoint.export_dir=hf", ranks=4, config=config)
+        losses = self.train("long", f"train.steps={self.TRAINED + 1}", ranks=4, config=config)
+        self.assertEqual(losses[:-1], short)
+        self.assertLess(losses[-1], losses[0] - 0.1)  # so that untrained weights could not pass
+        return losses
+
+
+class Export(ExportedRun):
+    def first_loss(self, precision, layout, ranks):
+        fields = {**SMALL, "model": {"hf_path": "hf", "init": "hf"}, "parallel": layout, "optimizer": {"lr": 0},
+                  "numerics": {"precision": precision}, "train": {**SMALL["train"], "steps": 1},
+                  "data": {"kind": "tokens", "path": "periodic.bin", "token_dtype": "uint16"}}
+        self.write("again.yaml", to_yaml(fields))
+        return self.train("again", ranks=ranks, config="again.yaml")[0]
+
+    def check_header(self, dtype, torch_dtype):
+        header = read_safetensors_header(self.folder / "hf" / "model.safetensors")
+        header.pop("__metadata__", None)
+        self.assertEqual({entry["dtype"] for entry in header.values()}, {dtype})
+        self.assertEqual(header["model.layers.1.self_attn.k_proj.weight"]["shape"], [64, 48])
+        self.assertEqual(header["model.embed_tokens.weight"]["shape"], [VOCABULARY, 48])  # without padding
+        self.assertEqual(header["lm_head.weight"]["shape"], [VOCABULARY, 48])
+        self.assertEqual(len(header), 2 * 11 + 3)
+        config = json.loads((self.folder / "hf" / "config.json").read_text())
+        self.assertEqual((config["torch_dtype"], config["vocab_size"], config["head_dim"]),
+                         (torch_dtype, VOCABULARY, 16))
+
+    def test_fp32(self):
+        losses = self.export("fp32")
+        self.check_header("F32", "float32")
+        for layout, ranks in (({}, None), ({"tensor": 2, "sequence": "true"}, 2)):
+            with self.subTest(ranks=ranks):
+                self.assertAlmostEqual(self.first_loss("fp32", layout, ranks), losses[-1], delta=1e-6)
+
+    def test_bf16(self):
+        losses = self.export("bf16")
+        self.check_header("BF16", "bfloat16")
+        self.assertAlmostEqual(self.first_loss("bf16", {"tensor": 2, "sequence": "true"}, 4), losses[-1], delta=1e-6)
+        self.assertAlmostEqual(self.first_loss("fp32", {}, None), losses[-1], delta=2e-2)
+
+    def test_export_of_an_import_is_the_same_file(self):
+        shutil.copytree(REFERENCE / "qwen3", self.folder / "hf")
+        fields = {**SMALL, "model": {"hf_path": "hf", "init": "hf"}, "optimizer": {"lr": 0},
+                  "parallel": {"tensor": 2}, "checkpoint": {"export_dir": "out"},
+                  "train": {**SMALL["train"], "steps": 1}}
+        self.succeed("train", self.write("copy.yaml", to_yaml(fields)), ranks=2)
+        self.assertEqual(self.tensors(self.folder / "out"), self.tensors(self.folder / "hf"))
+
+    def tensors(self, folder):
+        """The bytes of every tensor, by name."""
+        data = (folder / "model.safetensors").read_bytes()
+        begin = 8 + struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:begin])
+        header.pop("__metadata__", None)
+        return {name: data[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]]
+                for name, entry in header.items()}
+
+
+class Plan(JobTest):
+    # Hugging Face's counts of the released models.
+    PARAMETERS = {"qwen3_0.6b": 596049920, "qwen3_1.7b": 1720574976, "qwen3_4b": 4022468096, "qwen3_8b": 8190735360,
+                  "qwen3_14b": 14768307200, "qwen3_32b": 32762123264}
+
+    def plan(self, config, world, *overrides):
+        """In 1 GiB of address space: nothing of the model's size is allocated."""
+        arguments = invar_job.command(["plan", config, "--world", world, *overrides])
+        sanitized = os.environ.get("INVAR_SANITIZE")  # their shadow memory takes terabytes of addresses
+        limit = resource.RLIM_INFINITY if sanitized else 1 << 30
+        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True, timeout=20,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        return invar_job.Outcome(done.returncode, done.stdout, done.stderr, 0)
+
+    def test_every_config(self):
+        configs = sorted((ROOT / "configs").glob("*.yaml"))
+        self.assertGreaterEqual(len(configs), len(self.PARAMETERS) + 1)
+        for config in configs:
+            for world in (1, 8, 64):
+                with self.subTest(config.name, world=world):
+                    # One rank cannot be cut, and the small configs have too few samples for 64 replicas.
+                    fit = ["parallel.tensor=1", "parallel.sequence=false"] if world == 1 else []
+                    if config.stem not in self.PARAMETERS:
+                        fit.append("train.global_batch_size=auto")
+                    outcome = self.plan(config, world, *fit)
+                    self.assertEqual(outcome.code, 0, outcome)
+                    self.assertRegex(outcome.stdout, rf"(?m)^ranks +{world} = tensor \d+ x data \d+$")
+                    count = int(re.search(r"^parameters +([\d,]+)$", outcome.stdout, re.M)[1].replace(",", ""))
+                    self.assertEqual(count, self.PARAMETERS.get(config.stem, count))
+
+    def test_refuses_bad_worlds(self):
+        config = ROOT / "configs" / "qwen3_8b.yaml"
+        for world, expected in ((3, "3 ranks cannot be cut"), (6, "6 ranks cannot be cut"), (0, "--world"),
+                                (-4, "--world"), ("many", "--world")):
+            with self.subTest(world=world):
+                self.check_failure(self.plan(config, world), USAGE, expected)
+        self.check_failure(self.plan(config, 12, "parallel.tensor=3"), USAGE, "parallel.tensor = 3 does not divide")
+
+    def test_memory_is_what_a_run_takes(self):
+        for layout, ranks in (({}, None), ({"tensor": 2, "sequence": "true"}, 4), ({"tensor": 3, "uneven": "true"}, 3)):
+            with self.subTest(layout=layout):
+                wide = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}  # so that 0.1 MiB is little
+                config = self.config(parallel=layout, model=wide, train={"steps": 1})
+                run = self.succeed("train", config, ranks=ranks).stdout
+                found = re.search(r"memory of rank 0: (\S+) MiB \(parameters (\S+) MiB, gradients (\S+) MiB, "
+                                  r"optimizer (\S+) MiB, activations (\S+) MiB", run)
+                planned = self.succeed("plan", self.folder / config, "--world", ranks or 1).stdout
+                row = re.search(r"^ +0((?: +[\d.]+){7})  q", planned, re.M)[1].split()
+                self.assertEqual(list(found.groups()), [row[6], *row[:4]])
+                self.assertGreater(float(row[6]), 10)
+
+
+class Parity(JobTest):
+    def copy_case(self):
+        return shutil.copytree(REFERENCE / "qwen3", self.folder / "case")
+
+    def tamper(self, path, name, scale):
+        """Scales the first ten values of a float32 tensor."""
+        data = bytearray(path.read_bytes())
+        begin = 8 + struct.unpack("<Q", data[:8])[0]
+        at = begin + json.loads(data[8:begin])[name]["data_offsets"][0]
+        values = struct.unpack_from("<10f", data, at)
+        struct.pack_into("<10f", data, at, *(scale * value for value in values))
+        path.write_bytes(data)
+
+    def test_cases_agree(self):
+        for case in ("qwen3", "qwen3_untied"):
+            outcome = self.succeed("parity", REFERENCE / case)
+            self.assertNotIn("OUTSIDE", outcome.stdout)
+            for row in ("hidden states", "logits", "loss of ten steps", "gradient self_attn.q_norm"):
+                self.assertRegex(outcome.stdout, rf"(?m)^{row} .* ok$")
+
+    def test_tampered_expectations(self):
+        rows = {"logits": "logits", "hidden.2": "hidden states", "grad.model.layers.1.mlp.up_proj.weight":
+                "gradient mlp.up_proj", "traj_loss": "loss of ten steps", "traj_grad_norm": "gradient norm of ten steps"}
+        for tensor, row in rows.items():
+            with self.subTest(tensor):
+                case = self.copy_case()
+                self.tamper(case / "expected.safetensors", tensor, 1.1)
+                outcome = self.run_invar("parity", case)
+                self.assertEqual(outcome.code, 1, outcome)
+                outside = [line.split("  ")[0] for line in outcome.stdout.splitlines() if line.endswith("OUTSIDE")]
+                self.assertEqual(outside, [row], outcome)
+                shutil.rmtree(case)
+
+    def test_tampered_weights_under_mpirun(self):
+        case = self.copy_case()
+        self.tamper(case / "model.safetensors", "model.layers.3.self_attn.q_norm.weight", 1.1)
+        outcome = self.run_invar("parity", case, "parallel.tensor=2", ranks=2)
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.stdout, r"gradient self_attn.q_norm .* OUTSIDE")
+
+    def test_bf16_is_outside_the_fp32_band(self):
+        outcome = self.run_invar("parity", REFERENCE / "qwen3", "numerics.precision=bf16")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertEqual(outcome.errors, [])
+        for row in ("logits", "hidden states", "gradient mlp.up_proj", "loss of ten steps"):
+            self.assertRegex(outcome.stdout, rf"(?m)^{row} .* OUTSIDE$")
+
+    def test_missing_folder(self):
+        for ranks in (None, 2):
+            self.fail_with(DATA, "nowhere/expected.safetensors", "No such file", arguments=["parity", "nowhere"],
+                           ranks=ranks, hint=False)
+
+    def test_broken_case(self):
+        case = self.copy_case()
+        for text in ("{", "[]", '{"batch": "four", "seq": 32, "steps": 10}', '{"batch": 0, "seq": 32, "steps": 10}',
+                     '{"batch": 4, "seq": 32}'):
+            (case / "case.json").write_text(text)
+            self.fail_with(DATA, "case/case.json", "must be an integer above 0", "make_reference.py",
+                           arguments=["parity", "case"])
+        (case / "case.json").write_text('{"batch": 4, "seq": 32, "steps": 40}')
+        for ranks in (None, 2):
+            self.fail_with(DATA, "expected.safetensors", "does not match case.json", arguments=["parity", "case"],
+                           ranks=ranks)
+
+    def test_overrides_that_the_case_fixes(self):
+        case = REFERENCE / "qwen3"
+        for override in ("train.steps=3", "optimizer.lr=1", "model.hidden_size=64", "data.kind=mock"):
+            self.fail_with(USAGE, f"argument {override}: the case fixes", arguments=["parity", case, override])
+        self.fail_with(USAGE, "--matrix varies", arguments=["parity", case, "--matrix", "parallel.tensor=2"])
+        self.fail_with(USAGE, "--matrix", arguments=["parity", case, "--matrix", "--thread-ranks", "2"])
+        self.fail_with(USAGE, "one process", arguments=["parity", case, "--thread-ranks", "2"], ranks=2)
+        self.fail_with(USAGE, "not available yet", arguments=["parity", case, "numerics.reduction=invariant"])
+
+
+class Tokenise(JobTest):
+    """tools/tokenise writes what invar trains on: the text of this repository, byte by byte."""
+
+    INPUTS = [REFERENCE / "README.md", ROOT / "launch" / "README.md"]
+
+    def tokenise(self, form):
+        output = self.folder / f"{form}.bin"
+        done = subprocess.run([sys.executable, ROOT / "tools" / "tokenise", *self.INPUTS, "--output", output, "--format",
+                               form], capture_output=True, text=True, timeout=20)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def train_on(self, form, vocabulary=257, **data):
+        config = self.config(model={"vocab_size": vocabulary}, data={"path": f"{form}.bin", **data},
+                             train={"steps": 12, "sequence_length": 32, "global_batch_size": 8},
+                             optimizer={"lr": 1e-2}, parallel={"tensor": 2})
+        losses = self.train(form, config=config, ranks=2)
+        self.assertLess(sum(losses[-3:]) / 3, losses[0] - 1, losses)  # text is easy to begin with
+        return losses
+
+    def test_flat_and_llmc_hold_the_same_tokens(self):
+        count = sum(path.stat().st_size + 1 for path in self.INPUTS)  # with the end of each document
+        self.assertIn(f"{count} tokens in 2 documents, vocabulary 257, end-of-document 256", self.tokenise("llmc"))
+        self.tokenise("flat")
+        llmc = self.train_on("llmc", kind="tokens")
+        self.assertEqual(self.train_on("flat", kind="tokens", token_dtype="uint16"), llmc)
+        self.fail_with(USAGE, "data.token_dtype is missing", "flat.bin",
+                       arguments=["train", "run.yaml", "data.token_dtype=''"], ranks=2)
+
+    def test_megatron(self):
+        self.tokenise("megatron")
+        self.train_on("megatron", kind="megatron", path="megatron", split='"100, 0, 0"')
+        self.assertIn("in 2 documents", (self.folder / "megatron" / "log.txt").read_text())
+
+    def test_the_end_of_a_document_needs_its_id(self):
+        self.tokenise("llmc")
+        config = self.config(model={"vocab_size": 256}, data={"kind": "tokens", "path": "llmc.bin"},
+                             train={"steps": 100, "sequence_length": 32, "global_batch_size": 8})
+        self.fail_with(DATA, "llmc.bin", "has id 256, outside the vocabulary [0, 256)", arguments=["train", config])
+
+
+class Launch(JobTest):
+    """launch/mpirun: what stands before the config is mpirun's."""
+
+    def launch(self, *arguments, **environment):
+        return subprocess.run([ROOT / "launch" / "mpirun", *arguments], cwd=self.folder, capture_output=True, text=True,
+                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=20)
+
+    def test_trains(self):
+        done = self.launch("-n", "2", self.config(), "train.steps=1", "parallel.tensor=2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 ranks: tensor 2 x data 1", done.stdout)
+        self.assertIn("step 1/1 | loss", done.stdout)
+
+    def test_mistakes(self):
+        done = self.launch("-n", "2", self.config(), "train.stepz=1")
+        self.assertEqual((done.returncode, done.stderr.count("invar: error:")), (USAGE, 1), done.stderr)
+        done = self.launch("-n", "2")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("usage: launch/mpirun", done.stderr)
+        done = self.launch("-n", "2", self.config(), INVAR="/nowhere/invar")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("/nowhere/invar is not built", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
