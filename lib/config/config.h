@@ -96,7 +96,7 @@ struct DataConfig {
   std::string path;                  // tokens: the .bin file; megatron: the prefix of .bin and .idx
   std::string token_dtype;           // tokens without a known header: uint16 | uint32
   int64_t eod_id = -1;               // −1: vocab_size − 1
-  bool eod_mask_loss = false;  // positions whose input is eod_id do not count in the loss
+  bool eod_mask_loss = false;        // positions whose input is eod_id do not count in the loss
   double validation_fraction = 0.0;  // tail of the data kept for evaluation (kinds tokens and mock)
   std::string split = "969, 30, 1";  // megatron: weights of train, validation, test
 

@@ -25,7 +25,8 @@ struct BatchGeometry {
   int64_t micro_step = 0;
 };
 
-// step counts from 0. Positions whose input is masked_input do not count; −1 masks none. Samples and their order within the global batch depend on neither micro_batch nor dp_size.
+// step counts from 0. Positions whose input is masked_input do not count; −1 masks none. Samples and their order within
+// the global batch depend on neither micro_batch nor dp_size.
 void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
                       Batch& batch, int32_t masked_input = -1);
 

@@ -12,8 +12,8 @@ struct HeadView {
   int64_t groups = 0;           // KV groups on this rank
   int64_t heads_per_group = 0;  // query heads per group, or 1 for k and v
   int64_t head_dim = 0;
-  int64_t group_stride = 0;     // elements from one group to the next
-  int64_t offset = 0;           // elements from the start of a group to its first head
+  int64_t group_stride = 0;  // elements from one group to the next
+  int64_t offset = 0;        // elements from the start of a group to its first head
 
   int64_t tokens() const { return buffer.dim(0); }
   int64_t heads() const { return groups * heads_per_group; }

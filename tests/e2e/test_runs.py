@@ -72,7 +72,7 @@ class RunFolder(JobTest):
         super().setUp()
         self.config(parallel={"tensor": 2, "sequence": "true"}, optimizer={"lr": 1e-2},
                     schedule={"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3},
-                    data={"validation_fraction": 0.1}, train={"eval_every": 3, "eval_batches": 2})
+                    train={"eval_every": 3, "eval_batches": 2})
 
     def test_resolved_config_repeats_the_run(self):
         losses = self.train("first", ranks=self.RANKS)
@@ -270,6 +270,7 @@ class Plan(JobTest):
 
 class Parity(JobTest):
     def copy_case(self):
+        shutil.rmtree(self.folder / "case", ignore_errors=True)
         return shutil.copytree(REFERENCE / "qwen3", self.folder / "case")
 
     def tamper(self, path, name, scale):
@@ -299,7 +300,6 @@ class Parity(JobTest):
                 self.assertEqual(outcome.code, 1, outcome)
                 outside = [line.split("  ")[0] for line in outcome.stdout.splitlines() if line.endswith("OUTSIDE")]
                 self.assertEqual(outside, [row], outcome)
-                shutil.rmtree(case)
 
     def test_tampered_weights_under_mpirun(self):
         case = self.copy_case()
@@ -353,6 +353,15 @@ class Tokenise(JobTest):
                                form], capture_output=True, text=True, timeout=20)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
+
+    def test_the_keys_it_prints_are_a_config(self):
+        for form in ("llmc", "flat", "megatron"):
+            with self.subTest(form):
+                keys = self.tokenise(form).split("For the config:\n")[1]
+                rest = {name: section for name, section in SMALL.items() if name != "model"}
+                model = ", ".join(f"{key}: {value}" for key, value in SMALL["model"].items() if key != "vocab_size")
+                config = self.write("printed.yaml", to_yaml(rest) + keys.replace("model: {", f"model: {{{model}, "))
+                self.succeed("train", config, "train.steps=1")
 
     def train_on(self, form, vocabulary=257, **data):
         config = self.config(model={"vocab_size": vocabulary}, data={"path": f"{form}.bin", **data},

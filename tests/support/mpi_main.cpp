@@ -81,7 +81,9 @@ class StepGuard : public ListenerBase {
 
   Reply assertionEnded(const Catch::AssertionStats& stats) override {
     const auto& result = stats.assertionResult;
-    if (!result.isOk() && !Catch::shouldContinueOnFailure(result.m_info.resultDisposition)) left_early_ = true;
+    const bool threw = result.getResultType() == Catch::ResultWas::ThrewException;
+    const bool required = !Catch::shouldContinueOnFailure(result.m_info.resultDisposition);
+    if (!result.isOk() && (threw || required)) left_early_ = true;
     return Reply(true);
   }
 

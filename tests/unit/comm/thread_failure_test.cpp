@@ -121,6 +121,22 @@ TEST_CASE("the first exception is rethrown, not those that follow from it") {
   for (int i = 0; i < 20; ++i) CHECK_THROWS_WITH(run_thread_ranks(3, body), "first");
 }
 
+TEST_CASE("an exception is rethrown though what follows from it is reported earlier") {
+  struct SlowDestruction {
+    bool slow;
+    ~SlowDestruction() {
+      if (slow) pause();
+    }
+  };
+  const auto body = [](Communicator& world) {
+    const SlowDestruction unwinding{world.rank() == 1};
+    const auto inner = world.split(0, 0, "inner");  // goes first and releases the others
+    if (world.rank() == 1) throw Accident("first");
+    inner->barrier();
+  };
+  CHECK_THROWS_WITH(run_thread_ranks(2, body), "first");
+}
+
 TEST_CASE("a rank that returns early releases the ranks that wait for it") {
   Outcomes outcomes;
   const auto body = [&](Communicator& world) {
