@@ -52,6 +52,7 @@ struct CommandLine {
 
   CommandLine() {
     app.require_subcommand(1);
+    app.set_version_flag("--version", "invar " INVAR_VERSION);
     const std::string overrides_help = "section.key=value, over the file";
     train_command = app.add_subcommand("train", "Train as a config says; alone, or under mpirun or srun");
     train_command->add_option("config", train.config, "YAML file")->required();

@@ -91,6 +91,7 @@ void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reade
     }
   }
   refuse_unknown(reader, known);
+  if (table.flat_values().is_meta()) return;
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
     store(table.flat_values(), elements, read_run(reader, parameter.name, parameter, run));
   });

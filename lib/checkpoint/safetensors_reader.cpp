@@ -29,8 +29,9 @@ namespace {
 }
 
 [[noreturn]] void refuse_tensor(const fs::path& file, const std::string& name, const std::string& what,
+                                const std::string& hint = "",
                                 std::source_location where = std::source_location::current()) {
-  refuse(file, format("tensor '{}': {}", name, what), "", where);
+  refuse(file, format("tensor '{}': {}", name, what), hint, where);
 }
 
 // Parses text; keys of objects at key_depth (1 is the outermost object) must be unique. A plain parse would silently
@@ -91,7 +92,8 @@ HeaderEntry parse_entry(const fs::path& file, const std::string& name, const jso
   if (result.bytes.begin > result.bytes.end || result.bytes.end > data_bytes) {
     refuse_tensor(file, name,
                   format("bytes [{}, {}) are out of range, the file holds {} bytes of data", result.bytes.begin,
-                         result.bytes.end, data_bytes));
+                         result.bytes.end, data_bytes),
+                  "the file is damaged or was not copied whole");
   }
   auto dims = result.info.shape;
   dims.push_back(element);

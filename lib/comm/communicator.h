@@ -17,8 +17,8 @@ enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 //
 // Every rank of the group calls the same collectives in the same order with matching sizes. Tensors are contiguous; an
 // empty one is legal everywhere. In a group of one each call is a copy or nothing. Supported dtypes: all for moving
-// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum). Reductions give every rank
-// the same bits. A kMeta tensor moves nothing on any communicator.
+// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum; a maximum or minimum keeps a
+// NaN). Reductions give every rank the same bits. A kMeta tensor moves nothing on any communicator.
 //
 // Errors: Error{kFault} that names operation, group and sizes. A rank that fails makes the others' calls fail or end
 // within seconds; no call waits for ever for a dead rank.
@@ -47,10 +47,12 @@ class Communicator {
   // send; the rest of send is then undefined.
   virtual void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive,
                               std::span<const int64_t> counts, ReduceOp op) = 0;
-  // send holds send_counts[r] elements for each rank r in order; receive gets receive_counts[r] from each.
+  // send holds send_counts[r] elements for each rank r in order; receive gets receive_counts[r] from each. The two do
+  // not overlap.
   virtual void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts,
                           const Tensor& receive, std::span<const int64_t> receive_counts) = 0;
   virtual void broadcast(const Stream& stream, const Tensor& buffer, int root) = 0;
+  // To and from another rank of the group. A send may wait until its message is received.
   virtual void send(const Stream& stream, const Tensor& buffer, int to) = 0;
   virtual void receive(const Stream& stream, const Tensor& buffer, int from) = 0;
   virtual void barrier() = 0;

@@ -14,7 +14,8 @@ struct Traffic {
 using TrafficTable = std::map<std::string, Traffic>;  // "tensor all_gather" -> traffic
 
 // A rank of a group whose peers do not exist: it counts calls and bytes and moves nothing (tensors on meta). For
-// `invar plan` and for sizing arenas. It cannot split: parallel/topology computes groups from ranks alone.
+// `invar plan` and for sizing arenas. A host scalar (all_reduce_value) is counted and keeps its value; other tensors on
+// a device are refused. It cannot split: parallel/topology computes groups from ranks alone.
 std::unique_ptr<Communicator> make_recording_communicator(int rank, int size, std::string name, TrafficTable* table);
 
 }  // namespace invar

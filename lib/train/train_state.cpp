@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/hf_weights.h"
 #include "ops/elementwise.h"
 #include "optim/gradient_norm.h"
 
@@ -83,21 +84,40 @@ MemorySizes TrainState::used() const {
           constants_.high_water(),  saved_.high_water(),     scratch_.high_water()};
 }
 
+namespace {
+
+// A rank without bytes and without peers: the real code runs on it and moves nothing.
+struct MetaRank {
+  MetaRank(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic)
+      : world(make_recording_communicator(world_rank, topology.world(), "world", traffic)),
+        groups(make_process_groups(*world, topology, GroupMaker(traffic))),
+        state(config, groups, stream, {}) {}
+
+  std::unique_ptr<Communicator> world;
+  ProcessGroups groups;
+  Stream stream{DeviceType::kMeta};
+  TrainState state;
+};
+
+}  // namespace
+
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic) {
   TrafficTable ignored;
-  TrafficTable* table = traffic != nullptr ? traffic : &ignored;
-  const auto world = make_recording_communicator(world_rank, topology.world(), "world", table);
-  const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(table));
-  const Stream stream(DeviceType::kMeta);
-  TrainState state(config, groups, stream, {});
+  MetaRank rank(config, topology, world_rank, traffic != nullptr ? traffic : &ignored);
   Batch batch;
   const auto tokens = static_cast<size_t>(config.train.micro_batch_size * config.train.sequence_length);
   batch.tokens.resize(tokens);
   batch.labels.resize(tokens);
-  state.forward_backward(batch, 1.0f);
-  state.finish_gradients();
-  state.update(1, 0.0, 1.0);
-  return state.used();
+  rank.state.forward_backward(batch, 1.0f);
+  rank.state.finish_gradients();
+  rank.state.update(1, 0.0, 1.0);
+  return rank.state.used();
+}
+
+void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader) {
+  TrafficTable ignored;
+  const MetaRank rank(config, topology, world_rank, &ignored);
+  load_hf_weights(rank.state.parameters(), reader);
 }
 
 }  // namespace invar

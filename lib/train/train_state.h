@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "checkpoint/safetensors.h"
 #include "data/batch.h"
 #include "models/decoder_model.h"
 #include "optim/adamw.h"
@@ -71,5 +72,8 @@ class TrainState {
 // rank sends in one micro-step and the step's end. Not collective.
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,
                            TrafficTable* traffic = nullptr);
+
+// Refuses weights that load_hf_weights() would refuse, without memory for them. Not collective.
+void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader);
 
 }  // namespace invar

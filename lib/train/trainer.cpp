@@ -84,7 +84,10 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
   if (config.train.eval_every > 0) {
     validation_source_ = make_token_source(config.data, request_for(config, Split::kValidation, world));
   }
-  if (config.model.init == InitKind::kHuggingFace) weights_ = std::make_unique<SafetensorsReader>(config.model.hf_path);
+  if (config.model.init == InitKind::kHuggingFace) {
+    weights_ = std::make_unique<SafetensorsReader>(config.model.hf_path);
+    check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
+  }
   const std::string& export_dir = config.checkpoint.export_dir;
   if (groups.world->rank() == 0 && !export_dir.empty()) make_export_folder(export_dir);
 }

@@ -16,7 +16,7 @@ USAGE, DATA, FAULT = 2, 3, 1
 class ConfigFile(JobTest):
     """A mistake in the file: alone and on three ranks, before anything is computed."""
 
-    GOOD = to_yaml(SMALL)
+    GOOD = to_yaml({**SMALL, "train": {**SMALL["train"], "global_batch_size": 12}})
 
     def line_of(self, text, key):
         """Number of the last line that gives this key."""
@@ -291,6 +291,15 @@ class RunFolders(JobTest):
             outcome = self.fail_with(USAGE, "checkpoint.export_dir = file/export", "folder",
                                      arguments=["train", self.config(), "checkpoint.export_dir=file/export"],
                                      ranks=ranks)
+            self.assertNotIn("loss", outcome.stdout)
+
+    def test_export_overwrites_no_weights(self):
+        (self.folder / "export").mkdir()
+        self.write("export/model-00001-of-00002.safetensors", "weights of another run")
+        for ranks in (None, 2):
+            outcome = self.fail_with(USAGE, "checkpoint.export_dir = export holds model-00001-of-00002.safetensors",
+                                     "another folder",
+                                     arguments=["train", self.config(), "checkpoint.export_dir=export"], ranks=ranks)
             self.assertNotIn("loss", outcome.stdout)
 
 
