@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -35,7 +37,9 @@ int threads_per_rank(int ranks_on_host) {
     if (const int threads = std::atoi(text); threads > 0) return threads;
   }
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / std::max(1, ranks_on_host));
+  cpu_set_t bound;  // what the launcher has bound this rank to
+  const int allowed = sched_getaffinity(0, sizeof(bound), &bound) == 0 ? CPU_COUNT(&bound) : cores;
+  return std::max(1, std::min(allowed, cores / std::max(1, ranks_on_host)));
 }
 
 }  // namespace invar::app

@@ -32,9 +32,12 @@ PRESETS = {
                       "head_dim": 16, "tie_word_embeddings": True},
     "qwen3_untied": QWEN3 | {"vocab_size": 256, "intermediate_size": 80, "num_hidden_layers": 3,
                              "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False},
+    "qwen3_batch16": QWEN3 | {"vocab_size": 250, "intermediate_size": 96, "num_hidden_layers": 2,
+                              "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": True},
 }
 
-LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 3e-4, (0.9, 0.95), 1e-6, 0.1, 1.0
+# Of AdamW and the clipping, by the names of invar's config. clip_grad 0: no clipping.
+OPTIMIZER = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "clip_grad": 1.0}
 
 
 class InFloat64(TorchFunctionMode):
@@ -115,7 +118,7 @@ def mean_cross_entropy(model, tokens):
     return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def run_steps(model, tokens):
+def run_steps(model, tokens, settings):
     """The whole case for one precision: what step 0 computes, then one AdamW update per row of tokens (N, B, S+1)."""
     result = {}
     hooks = [layer.register_forward_hook(lambda _, __, output, n=n: result.update({f"hidden.{n}": output.detach()}))
@@ -123,8 +126,9 @@ def run_steps(model, tokens):
     parameters = dict(model.named_parameters())
     decayed = [p for p in parameters.values() if p.dim() >= 2]
     others = [p for p in parameters.values() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": WEIGHT_DECAY},
-                                   {"params": others, "weight_decay": 0.0}], lr=LR, betas=BETAS, eps=EPS, foreach=False)
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": settings["weight_decay"]},
+                                   {"params": others, "weight_decay": 0.0}], lr=settings["lr"], eps=settings["eps"],
+                                  betas=(settings["beta1"], settings["beta2"]), foreach=False)
     losses, norms = [], []
     for step, batch in enumerate(tokens):
         optimizer.zero_grad(set_to_none=True)
@@ -138,17 +142,18 @@ def run_steps(model, tokens):
         norm = sum(p.grad.square().sum() for p in parameters.values()).sqrt()
         losses.append(loss.detach())
         norms.append(norm)
-        for p in parameters.values():
-            p.grad *= torch.clamp(CLIP / (norm + 1e-6), max=1.0)
+        if settings["clip_grad"] > 0:
+            for p in parameters.values():
+                p.grad *= torch.clamp(settings["clip_grad"] / (norm + 1e-6), max=1.0)
         optimizer.step()
     return result | {"traj_loss": torch.stack(losses), "traj_grad_norm": torch.stack(norms)}
 
 
-def compute(config, weights, tokens):
+def compute(config, weights, tokens, settings):
     wide = build(config, weights, torch.float64)
     with RefuseFloat32(), InFloat64():
-        expected = run_steps(wide, tokens)
-    narrow = run_steps(build(config, weights, torch.float32), tokens)
+        expected = run_steps(wide, tokens, settings)
+    narrow = run_steps(build(config, weights, torch.float32), tokens, settings)
 
     def distance(names):
         return max((narrow[name].double() - expected[name]).abs().max().item() for name in names)
@@ -174,7 +179,8 @@ def write_case(folder, config, weights, expected, case):
 def check_case(folder, tolerance=1e-6):
     """Compares a case with a fresh computation: relative to the largest entry of each tensor, or absolute below 1."""
     stored = load_file(folder / "expected.safetensors")
-    fresh = compute(read_config(folder), read_weights(folder), stored["tokens"])
+    settings = json.loads((folder / "case.json").read_text()).get("optimizer", OPTIMIZER)
+    fresh = compute(read_config(folder), read_weights(folder), stored["tokens"], settings)
     if fresh.keys() != stored.keys():
         raise SystemExit(f"make_reference: other tensors: {sorted(fresh.keys() ^ stored.keys())}")
     worst = {}
@@ -196,6 +202,8 @@ def main():
     parser.add_argument("--seq", type=int, default=32, help="tokens per sequence (default 32)")
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps (default 10)")
     parser.add_argument("--seed", type=int, default=11, help="of the weights and the tokens (default 11)")
+    for name, value in OPTIMIZER.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=float, default=value, help=f"(default {value})")
     parser.add_argument("--weights", help="safetensors file or folder to start from, instead of random weights")
     parser.add_argument("--tokens-from", type=pathlib.Path, metavar="CASE",
                         help="take the tokens of this case, instead of random ones")
@@ -220,8 +228,9 @@ def main():
         shape = (arguments.steps, arguments.batch, arguments.seq + 1)
         tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(arguments.seed + 1))
     steps, batch, length = tokens.shape
-    case = {"batch": batch, "seq": length - 1, "steps": steps, "seed": arguments.seed}
-    write_case(arguments.out, config, weights, compute(config, weights, tokens), case)
+    settings = {name: getattr(arguments, name) for name in OPTIMIZER}
+    case = {"batch": batch, "seq": length - 1, "steps": steps, "seed": arguments.seed, "optimizer": settings}
+    write_case(arguments.out, config, weights, compute(config, weights, tokens, settings), case)
     return 0
 
 

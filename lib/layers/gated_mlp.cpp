@@ -64,14 +64,13 @@ Tensor GatedMlp::forward(const LayerContext& ctx, const Tensor& x, Saved& saved)
   return down_.forward(ctx, activate(ctx, saved));
 }
 
-Tensor GatedMlp::backward(const LayerContext& ctx, const Tensor& x, const Saved& saved, const Tensor& d_y) const {
+Tensor GatedMlp::backward(const LayerContext& ctx, const Tensor& x, Saved& saved, const Tensor& d_y) const {
   const Tensor d_act =
       ctx.scratch.allocate("d_ffn activation", ctx.activation, {saved.gate_up.dim(0), saved.gate_up.dim(1) / 2});
   {
     const ArenaScope scope(ctx.scratch);
     down_.backward(ctx, activate(ctx, saved), d_y, d_act);
   }
-  // In place: nobody needs gate and up after this.
   ops::gated_activation_backward(ctx.stream, spec_.activation, d_act, saved.gate_up, spec_.block_width, saved.gate_up);
   return gate_up_.backward(ctx, x, saved.gate_up);
 }

@@ -27,8 +27,8 @@ class GatedMlp {
   Tensor forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const;
   // Fills saved without the down projection: recomputation.
   void forward_saved(const LayerContext& ctx, const Tensor& x, Saved& saved) const;
-  // d_y (local, C) -> d_x (local, C).
-  Tensor backward(const LayerContext& ctx, const Tensor& x, const Saved& saved, const Tensor& d_y) const;
+  // d_y (local, C) -> d_x (local, C). Uses saved up: gate_up becomes its own gradient.
+  Tensor backward(const LayerContext& ctx, const Tensor& x, Saved& saved, const Tensor& d_y) const;
 
  private:
   Tensor activate(const LayerContext& ctx, const Saved& saved) const;

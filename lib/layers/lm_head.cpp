@@ -73,7 +73,8 @@ double LmHead::chunk_loss(const LayerContext& ctx, const Chunk& chunk, int64_t f
                               : ctx.scratch.allocate("d_logits", ctx.activation, {n, table_.rows.size()});
   ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, maximum, sum, *gradient_scale,
                        d_logits);
-  ops::matmul(ctx.stream, d_logits, ops::Transpose::kNo, weight, ops::Transpose::kNo, chunk.d_x);
+  ops::matmul(ctx.stream, d_logits, ops::Transpose::kNo, ctx.weights.acquire_backward(table_.weight),
+              ops::Transpose::kNo, chunk.d_x);
   ops::matmul(ctx.stream, d_logits, ops::Transpose::kYes, chunk.x, ops::Transpose::kNo,
               ctx.weights.gradient(table_.weight), 1.0f);
   return loss;

@@ -40,7 +40,7 @@ void DecoderLayer::forward(const LayerContext& ctx, const Tensor& h, const Tenso
   }
 }
 
-void DecoderLayer::backward(const LayerContext& ctx, const Saved& saved, const Tensor& d_h) const {
+void DecoderLayer::backward(const LayerContext& ctx, Saved& saved, const Tensor& d_h) const {
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor x = like(ctx.scratch, "normed", saved.h_mid);

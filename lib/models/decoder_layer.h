@@ -22,8 +22,8 @@ class DecoderLayer {
 
   // h (local, C) -> h_out (local, C), written to h_out. Without h_out it only fills saved: recomputation.
   void forward(const LayerContext& ctx, const Tensor& h, const Tensor& h_out, Saved& saved) const;
-  // d_h (local, C): the gradient of the layer's output on entry, of its input on return.
-  void backward(const LayerContext& ctx, const Saved& saved, const Tensor& d_h) const;
+  // d_h (local, C): the gradient of the layer's output on entry, of its input on return. Uses saved up.
+  void backward(const LayerContext& ctx, Saved& saved, const Tensor& d_h) const;
 
  private:
   RmsNorm input_norm_;

@@ -61,7 +61,7 @@ void Log::warn(const std::string& message) {
   sinks_->write(spdlog::level::warn, message, "warning: ");
 }
 void Log::error(const std::string& message) {
-  sinks_->write(spdlog::level::err, message, "error: ");
+  if (sinks_->file) sinks_->file->log(spdlog::level::err, spdlog::string_view_t(message));
 }
 
 }  // namespace invar

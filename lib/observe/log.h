@@ -20,7 +20,7 @@ class Log {
 
   void info(const std::string& message);
   void warn(const std::string& message);   // console: "warning: message"
-  void error(const std::string& message);  // console: "error: message"
+  void error(const std::string& message);  // file only: what ends the job is said once, on standard error, by main
 
  private:
   struct Sinks;

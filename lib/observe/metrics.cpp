@@ -17,6 +17,7 @@ using nlohmann::ordered_json;
 namespace {
 
 constexpr const char* kFileName = "metrics.jsonl";
+constexpr const char* kPreviousName = "metrics.previous.jsonl";
 
 [[noreturn]] void fail(const fs::path& path, const char* what, int error,
                        std::source_location where = std::source_location::current()) {
@@ -49,7 +50,12 @@ MetricsWriter::MetricsWriter(const fs::path& run_directory, OpenMode mode) : pat
   std::error_code error;
   fs::create_directories(run_directory, error);
   if (error) fail(run_directory, "cannot be created", error.value());
-  if (mode == OpenMode::kAppend) remove_torn_line(path_);
+  if (mode == OpenMode::kAppend) {
+    remove_torn_line(path_);
+  } else if (fs::is_regular_file(fs::symlink_status(path_))) {
+    fs::rename(path_, run_directory / kPreviousName, error);
+    if (error) fail(path_, "cannot be moved aside", error.value());
+  }
   file_.reset(std::fopen(path_.c_str(), mode == OpenMode::kAppend ? "ab" : "wb"));
   if (!file_) fail(path_, "cannot be opened", errno);
 }

@@ -19,7 +19,7 @@ struct StepMetrics {
   double step_ms = 0;
   double tokens_per_s = 0;        // all ranks together
   double tflops_per_device = 0;   // model FLOPs, see throughput.h
-  int64_t memory_peak_bytes = 0;  // of the rank that needs most
+  int64_t memory_peak_bytes = 0;  // resident, of the rank that had most
 };
 
 struct EvaluationMetrics {
@@ -30,7 +30,10 @@ struct EvaluationMetrics {
   double perplexity() const;  // exp(min(20, loss)): a large loss stays printable
 };
 
-enum class OpenMode : uint8_t { kTruncate, kAppend };
+enum class OpenMode : uint8_t {
+  kNew,     // what an earlier run left is kept as metrics.previous.jsonl
+  kAppend,  // a resumed run
+};
 
 // Writes RUN_DIR/metrics.jsonl, one JSON object a line, on disk before the call returns (flushed, not synced):
 //   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"}

@@ -13,7 +13,7 @@ class WeightProvider {
   virtual Tensor acquire_backward(WeightId id) = 0;
   // f32; the caller adds into it.
   virtual Tensor gradient(WeightId id) = 0;
-  // The layer has added this micro-batch's gradient.
+  // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
   virtual void gradient_done(WeightId id) = 0;
 };
 

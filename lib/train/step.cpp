@@ -23,7 +23,7 @@ int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches
 void require_finite(double loss, double grad_norm) {
   if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
   throw Error(ErrorKind::kFault,
-              format("loss {} with gradient norm {}: not finite; weights are left as they were", loss, grad_norm),
+              format("loss {} with gradient norm {}: not finite; this step changed no weights", loss, grad_norm),
               "lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step");
 }
 

@@ -18,9 +18,10 @@ DecoderModel::Options options_of(const Config& config) {
   return options;
 }
 
-// Allocation of the parameters must precede what is built on their layout.
-DecoderModel make_model(const Config& config, const ProcessGroups& groups) {
-  return DecoderModel(decoder_spec(config.model), groups, options_of(config));
+// The table once it has its layout, on which ownership and optimizer are built.
+const ParameterTable& allocated(DecoderModel& model, Arena& parameters, Arena& gradients, Arena& constants) {
+  model.allocate(parameters, gradients, constants);
+  return model.parameters();
 }
 
 }  // namespace
@@ -37,8 +38,8 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       saved_("saved activations", stream.device(), capacity.saved),
       scratch_("scratch", stream.device(), capacity.scratch),
       workspace_{stream_, saved_, scratch_},
-      model_(make_model(config, groups)),
-      ownership_((model_.allocate(parameters_, gradients_, constants_), model_.parameters()), groups.data->size()),
+      model_(decoder_spec(config.model), groups, options_of(config)),
+      ownership_(allocated(model_, parameters_, gradients_, constants_), groups.data->size()),
       sync_(model_.parameters(), ownership_, groups),
       optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
   optimizer_.allocate(optimizer_memory_);
@@ -50,10 +51,8 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
 MicroBatch TrainState::to_device(const Batch& batch) {
   INVAR_CHECK(std::ssize(batch.tokens) == tokens_.dim(0), "micro-batch of {} tokens, room for {}", batch.tokens.size(),
               tokens_.dim(0));
-  if (!tokens_.is_meta()) {
-    std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.data<int32_t>());
-    std::copy(batch.labels.begin(), batch.labels.end(), labels_.data<int32_t>());
-  }
+  std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.data<int32_t>());
+  std::copy(batch.labels.begin(), batch.labels.end(), labels_.data<int32_t>());
   return {tokens_, labels_, sequence_length_};
 }
 
@@ -77,6 +76,12 @@ double TrainState::finish_gradients() {
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
   optimizer_.update(stream_, step, lr, gradient_scale);
   sync_.publish(stream_);
+}
+
+void TrainState::dry_run() {
+  model_.forward_backward(workspace_, {tokens_, labels_, sequence_length_}, 1.0f);
+  finish_gradients();
+  update(1, 0.0, 1.0);
 }
 
 MemorySizes TrainState::used() const {
@@ -104,13 +109,7 @@ struct MetaRank {
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic) {
   TrafficTable ignored;
   MetaRank rank(config, topology, world_rank, traffic != nullptr ? traffic : &ignored);
-  Batch batch;
-  const auto tokens = static_cast<size_t>(config.train.micro_batch_size * config.train.sequence_length);
-  batch.tokens.resize(tokens);
-  batch.labels.resize(tokens);
-  rank.state.forward_backward(batch, 1.0f);
-  rank.state.finish_gradients();
-  rank.state.update(1, 0.0, 1.0);
+  rank.state.dry_run();
   return rank.state.used();
 }
 

@@ -45,6 +45,8 @@ class TrainState {
   // AdamW update `step` (from 1) and the new values to every rank that holds them.
   void update(int64_t step, double lr, double gradient_scale);
 
+  // A step on tensors as they are; on meta it finds what a step needs.
+  void dry_run();
   MemorySizes used() const;  // high-water marks
 
  private:

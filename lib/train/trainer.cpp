@@ -1,13 +1,16 @@
 #include "train/trainer.h"
 
 #include <chrono>
+#include <exception>
 #include <fstream>
+#include <optional>
 
 #include "checkpoint/hf_weights.h"
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
 #include "config/units.h"
+#include "device/memory.h"
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
@@ -44,23 +47,24 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
     throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
-// At the start of the run, so that a wrong path does not show only at its end.
-// Weights of another run are not overwritten; and old shards beside a new file would make a folder of two models.
-void refuse_old_weights(const std::string& folder) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    throw Error(ErrorKind::kConfig,
-                format("checkpoint.export_dir = {} holds {} already", folder, entry.path().filename().string()),
-                "name another folder, or remove the old weights");
-  }
+[[noreturn]] void refuse_export(const std::string& folder, const std::string& reason) {
+  throw Error(ErrorKind::kConfig, format("checkpoint.export_dir = {} {}", folder, reason),
+              "name a folder, new or without weights, where this user may write");
 }
 
-void make_export_folder(const std::string& folder) {
+// At the start of the run, so that a wrong path does not show only at its end. Weights of another run are not
+// overwritten: old shards beside a new file would make a folder of two models.
+void prepare_export_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (!error) return refuse_old_weights(folder);
-  throw Error(ErrorKind::kConfig, format("checkpoint.export_dir = {} cannot be created: {}", folder, error.message()),
-              "name a folder, new or existing, where this user may write");
+  fs::create_directories(folder, error);
+  if (error) refuse_export(folder, "cannot be created: " + error.message());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().extension() == ".safetensors") refuse_export(folder, "holds weights already");
+  }
+  const fs::path probe = fs::path(folder) / ".invar_probe";
+  if (error || !std::ofstream(probe)) refuse_export(folder, "cannot be written");
+  fs::remove(probe, error);
 }
 
 std::string mib(int64_t bytes) {
@@ -69,12 +73,12 @@ std::string mib(int64_t bytes) {
 
 }  // namespace
 
-// Rank 0's console, log and metrics; the other ranks keep silent.
+// What a run shows; only rank 0 has metrics.
 struct Trainer::Output {
   Log& log;
-  std::unique_ptr<MetricsWriter> metrics;
   Throughput throughput;
-  int64_t memory = 0;
+  std::unique_ptr<MetricsWriter> metrics;
+  int64_t tokens = 0;  // trained on so far
 };
 
 Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream)
@@ -89,7 +93,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
   const std::string& export_dir = config.checkpoint.export_dir;
-  if (groups.world->rank() == 0 && !export_dir.empty()) make_export_folder(export_dir);
+  if (groups.world->rank() == 0 && !export_dir.empty()) prepare_export_folder(export_dir);
 }
 
 void Trainer::fill_weights(TrainState& state) const {
@@ -102,6 +106,7 @@ void Trainer::fill_weights(TrainState& state) const {
 }
 
 void Trainer::describe(Log& log, const MemorySizes& memory) const {
+  log.info(to_yaml(config_));
   const Topology& grid = groups_.topology;
   log.info(format("{} ranks: tensor {}{} x data {}, {} threads each on {}", grid.world(), grid.tensor,
                   config_.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data,
@@ -127,11 +132,10 @@ void Trainer::run(Log& log) {
   const double flops =
       model_flops_per_step(config_.model, padded_vocab_size(config_.model.vocab_size),
                            global_batch_size(config_, groups_.world->size()), config_.train.sequence_length);
-  Output output{log, nullptr, Throughput(flops, groups_.world->size()),
-                all_reduce_value(*groups_.world, memory.total(), ReduceOp::kMax)};
+  Output output{log, Throughput(flops, groups_.world->size()), nullptr};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
-    output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, OpenMode::kTruncate);
+    output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, OpenMode::kNew);
   }
   train(state, output);
   if (!config_.checkpoint.export_dir.empty()) export_weights(state, log);
@@ -139,35 +143,50 @@ void Trainer::run(Log& log) {
 
 void Trainer::train(TrainState& state, Output& output) {
   const DataStream data = stream_of(*train_source_, config_, Split::kTrain);
-  int64_t tokens = 0;
   for (int64_t step = 0; step < config_.train.steps; ++step) {
+    std::optional<Error> failure;
     try {
-      const auto start = Clock::now();
-      const StepResult result =
-          run_step(state, config_, groups_, load_micro_batches(config_, groups_, data, step), step);
-      tokens += result.tokens;
-      output.throughput.record(seconds_since(start), result.tokens);
-      const bool last = step + 1 == config_.train.steps;
-      if (groups_.world->rank() == 0 && (last || (step + 1) % config_.log.every == 0)) {
-        const StepMetrics metrics{step + 1,
-                                  config_.train.steps,
-                                  tokens,
-                                  result.loss,
-                                  result.grad_norm,
-                                  result.lr,
-                                  seconds_since(start) * 1e3,
-                                  output.throughput.tokens_per_s(),
-                                  output.throughput.tflops_per_device(),
-                                  output.memory};
-        if (output.metrics != nullptr) output.metrics->write(metrics);
-        output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - step - 1)));
-      }
-      const bool due = config_.train.eval_every > 0 && ((step + 1) % config_.train.eval_every == 0 || last);
-      if (due) evaluate(state, output, step + 1);
+      train_step(state, data, output, step);
     } catch (const Error& error) {
-      throw error.in(format("step {}", step + 1));
+      failure = error.in(format("step {}", step + 1));
+    } catch (const std::exception& error) {
+      failure = Error(ErrorKind::kFault, format("step {}: {}", step + 1, error.what()));
+    }
+    if (failure) {
+      output.log.error(failure->what());
+      throw *failure;
     }
   }
+}
+
+void Trainer::train_step(TrainState& state, const DataStream& data, Output& output, int64_t step) const {
+  const auto start = Clock::now();
+  const StepResult result = run_step(state, config_, groups_, load_micro_batches(config_, groups_, data, step), step);
+  const double seconds = seconds_since(start);
+  output.tokens += result.tokens;
+  output.throughput.record(seconds, result.tokens);
+  const bool last = step + 1 == config_.train.steps;
+  if (last || (step + 1) % config_.log.every == 0) report(result, seconds, output, step);
+  const bool due = config_.train.eval_every > 0 && ((step + 1) % config_.train.eval_every == 0 || last);
+  if (due) evaluate(state, output, step + 1);
+}
+
+void Trainer::report(const StepResult& result, double seconds, Output& output, int64_t step) const {
+  const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(), ReduceOp::kMax);
+  if (groups_.world->rank() != 0) return;
+  StepMetrics metrics;
+  metrics.step = step + 1;
+  metrics.steps_total = config_.train.steps;
+  metrics.tokens = output.tokens;
+  metrics.loss = result.loss;
+  metrics.grad_norm = result.grad_norm;
+  metrics.lr = result.lr;
+  metrics.step_ms = seconds * 1e3;
+  metrics.tokens_per_s = output.throughput.tokens_per_s();
+  metrics.tflops_per_device = output.throughput.tflops_per_device();
+  metrics.memory_peak_bytes = peak;
+  if (output.metrics != nullptr) output.metrics->write(metrics);
+  output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - step - 1)));
 }
 
 void Trainer::evaluate(TrainState& state, Output& output, int64_t step) const {

@@ -22,6 +22,8 @@ class Trainer {
   void fill_weights(TrainState& state) const;
   void describe(Log& log, const MemorySizes& memory) const;
   void train(TrainState& state, Output& output);
+  void train_step(TrainState& state, const DataStream& data, Output& output, int64_t step) const;
+  void report(const StepResult& result, double seconds, Output& output, int64_t step) const;
   void evaluate(TrainState& state, Output& output, int64_t step) const;
   void export_weights(const TrainState& state, Log& log) const;
 

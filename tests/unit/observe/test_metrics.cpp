@@ -40,7 +40,7 @@ std::vector<json> lines_of(const std::filesystem::path& path) {
 
 TEST_CASE("Each step and each evaluation is one line, there at once") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder / "runs/first", OpenMode::kTruncate);
+  MetricsWriter writer(folder / "runs/first", OpenMode::kNew);
   const auto path = folder / "runs/first/metrics.jsonl";
   writer.write(sample_step(12));
   const std::string step =
@@ -54,7 +54,7 @@ TEST_CASE("Each step and each evaluation is one line, there at once") {
 
 TEST_CASE("Numbers read back to the same bits; what JSON cannot say is null") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder.path(), OpenMode::kTruncate);
+  MetricsWriter writer(folder.path(), OpenMode::kNew);
   const std::vector<double> values{0.1, 1.0 / 3, 5.541234567890123, 4.9e-324, 1.7976931348623157e308, -0.0};
   for (const double value : values) {
     StepMetrics metrics = sample_step(1);
@@ -106,7 +106,7 @@ TEST_CASE("A new run truncates, a resumed one appends after the last whole line"
   write_one(OpenMode::kAppend, 4);
   CHECK(steps() == std::vector<int64_t>{4});
 
-  write_one(OpenMode::kTruncate, 5);
+  write_one(OpenMode::kNew, 5);
   CHECK(steps() == std::vector<int64_t>{5});
 }
 
@@ -122,13 +122,13 @@ TEST_CASE("A folder or disk that cannot be written is an error with its name") {
     }
     return "no error";
   };
-  CHECK(message([&] { MetricsWriter(folder / "file/run", OpenMode::kTruncate); }).find("file/run: cannot be created") !=
+  CHECK(message([&] { MetricsWriter(folder / "file/run", OpenMode::kNew); }).find("file/run: cannot be created") !=
         std::string::npos);
   std::filesystem::create_directories(folder / "dir/metrics.jsonl");
-  CHECK(message([&] { MetricsWriter(folder / "dir", OpenMode::kTruncate); }).find("metrics.jsonl: cannot be opened") !=
+  CHECK(message([&] { MetricsWriter(folder / "dir", OpenMode::kNew); }).find("metrics.jsonl: cannot be opened") !=
         std::string::npos);
   std::filesystem::create_symlink("/dev/full", folder / "metrics.jsonl");
-  MetricsWriter full(folder.path(), OpenMode::kTruncate);
+  MetricsWriter full(folder.path(), OpenMode::kNew);
   CHECK(message([&] { full.write(sample_step(1)); }).find("metrics.jsonl: cannot be written: No space left") !=
         std::string::npos);
 }
@@ -142,7 +142,7 @@ TEST_CASE("tools/plot_metrics draws what is written here") {
     return;
   }
   const TemporaryFolder folder;
-  MetricsWriter writer(folder / "run", OpenMode::kTruncate);
+  MetricsWriter writer(folder / "run", OpenMode::kNew);
   const auto plot = [&](const std::string& run) {
     const std::string command = python + " " INVAR_SOURCE_DIR "/tools/plot_metrics " + (folder / run).string() +
                                 " -o " + (folder / "out.png").string() + " 2>" + (folder / "errors").string();
@@ -162,4 +162,13 @@ TEST_CASE("tools/plot_metrics draws what is written here") {
   CHECK(plot("run") == 0);
   CHECK(read_file(folder / "errors").empty());
   CHECK(read_file(folder / "out.png").substr(1, 3) == "PNG");
+}
+
+TEST_CASE("A new run keeps the metrics of the one before") {
+  const TemporaryFolder folder;
+  MetricsWriter(folder.path(), OpenMode::kNew).write(sample_step(1));
+  MetricsWriter(folder.path(), OpenMode::kNew).write(sample_step(2));
+  CHECK(lines_of(folder / "metrics.jsonl").size() == 1);
+  CHECK(lines_of(folder / "metrics.previous.jsonl").size() == 1);
+  CHECK(lines_of(folder / "metrics.jsonl") != lines_of(folder / "metrics.previous.jsonl"));
 }

@@ -46,6 +46,33 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
   }
 }
 
+TEST_CASE("a copy that its record does not declare is counted twice: the record is what the norm goes by") {
+  for (const bool declared : {true, false}) {
+    run_thread_ranks(2, [&](Communicator& world) {
+      const ProcessGroups groups = make_process_groups(world, {2, 1});
+      Parameter norm;
+      norm.name = "norm";
+      norm.shape = {5};
+      norm.runs = {{{0, 5}, 0}};
+      norm.replicas = declared ? groups.tensor.get() : nullptr;
+      Weight v;
+      v.name = "norm";
+      v.rows = 5;
+      v.cols = 1;
+      v.parameters = {norm};
+      ParameterTable table;
+      table.add(v);
+      Arena values("values", DeviceType::kCpu, 1 << 12);
+      Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
+      table.allocate(values, gradients, DType::kF32);
+      const RowOwnership ownership(table, 1);
+      for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
+      const double result = gradient_norm(Stream(DeviceType::kCpu), table, ownership, groups);
+      CHECK(result == Approx(2.0 * std::sqrt(declared ? 5.0 : 10.0)).epsilon(1e-12));
+    });
+  }
+}
+
 TEST_CASE("clip coefficient") {
   CHECK(clip_coefficient(0.5, 1.0) == 1.0);
   CHECK(clip_coefficient(2.0, 1.0) == Approx(1.0 / (2.0 + 1e-6)).epsilon(1e-12));

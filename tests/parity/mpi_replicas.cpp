@@ -1,0 +1,162 @@
+// Tensor-parallel ranks hold copies of the norms and, beyond the KV heads, of key and value rows, and cut their flat
+// buffers at different places. Training must keep the copies equal to the bit: nothing ever brings them together again.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "support/catch.h"
+#include "support/mpi_world.h"
+#include "support/wrapped_communicator.h"
+#include "train/step.h"
+
+using namespace invar;
+
+namespace {
+
+// Three KV heads: two ranks get two and one of them; of four ranks, two hold the same one.
+Topology layout_of(int world_size) {
+  switch (world_size) {
+    case 6:
+      return {2, 3};
+    case 8:
+      return {4, 2};
+    case 12:
+      return {4, 3};
+    default:
+      throw Error(ErrorKind::kConfig, format("no layout for {} ranks", world_size));
+  }
+}
+
+Config awkward_model(Precision precision, const Topology& layout) {
+  Config config;
+  config.model.vocab_size = 71;
+  config.model.hidden_size = 40;
+  config.model.intermediate_size = 54;
+  config.model.num_hidden_layers = 2;
+  config.model.num_attention_heads = 6;
+  config.model.num_key_value_heads = 3;
+  config.model.head_dim = 10;
+  config.model.rope_theta = 1e4;
+  config.parallel.uneven = true;
+  config.parallel.tensor = layout.tensor;
+  config.parallel.data = layout.data;
+  config.parallel.sequence = true;
+  config.numerics.precision = precision;
+  config.train.steps = 4;
+  config.train.sequence_length = 21;
+  config.train.global_batch_size = 12;
+  config.train.micro_batch_size = 1;
+  config.optimizer.lr = 1e-2;
+  config.schedule.kind = ScheduleKind::kConstant;
+  return config;
+}
+
+// The data group of a library whose sums follow a ring: the terms of a rank's part start behind that rank.
+class RingOrder final : public WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+
+  void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
+                      ReduceOp) override {
+    const int64_t total = send.numel();
+    std::vector<float> terms(static_cast<size_t>(size() * total));
+    all_gather(stream, send, Tensor(terms.data(), DType::kF32, DeviceType::kCpu, {std::ssize(terms)}),
+               equal_counts(size(), total));
+    int64_t begin = 0;
+    for (int r = 0; r < rank(); ++r) begin += counts[static_cast<size_t>(r)];
+    for (int64_t i = 0; i < receive.numel(); ++i) {
+      float sum = 0;
+      for (int step = 1; step <= size(); ++step) {
+        sum += terms[static_cast<size_t>((rank() + step) % size() * total + begin + i)];
+      }
+      receive.data<float>()[i] = sum;
+    }
+  }
+};
+
+// Bytes of `part` that are not the same on all ranks of `group`.
+int64_t differing_bytes(Communicator& group, const Stream& stream, const Tensor& part) {
+  std::vector<std::byte> memory(static_cast<size_t>(group.size() * part.bytes()));
+  const Tensor all(memory.data(), part.dtype(), DeviceType::kCpu, {group.size() * part.numel()});
+  group.all_gather(stream, part, all, equal_counts(group.size(), part.numel()));
+  const auto* own = static_cast<const std::byte*>(part.raw());
+  int64_t differing = 0;
+  for (size_t i = 0; i < memory.size(); ++i) differing += memory[i] != own[i % static_cast<size_t>(part.bytes())];
+  return differing;
+}
+
+struct Copies {
+  std::map<std::string, int64_t> differing;  // bytes, by the kind of weight
+  int64_t over_data = 0;                     // the same for this rank's whole buffer and its data-parallel group
+  StepResult last;
+};
+
+std::string kind_of(const std::string& name) {
+  for (const char* kind : {"k_proj", "v_proj", "norm"}) {
+    if (name.find(kind) != std::string::npos) return kind;
+  }
+  return name;
+}
+
+Copies train(Precision precision, bool ring_order) {
+  Communicator& world = mpi_session().world();
+  const Topology layout = layout_of(world.size());
+  const Config config = awkward_model(precision, layout);
+  ProcessGroups groups = make_process_groups(world, layout);
+  if (ring_order) groups.data = std::make_unique<RingOrder>(std::move(groups.data));
+  const Stream stream(DeviceType::kCpu);
+  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+  initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+  state.adopt_values();
+  TokenRequest request;
+  request.sequence_length = config.train.sequence_length;
+  request.vocab_size = config.model.vocab_size;
+  request.seed = config.train.seed;
+  const auto source = make_token_source(config.data, request);
+  const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+  Copies copies;
+  for (int64_t step = 0; step < config.train.steps; ++step) {
+    copies.last = run_step(state, config, groups, load_micro_batches(config, groups, data, step), step);
+  }
+  const Tensor& flat = state.parameters().flat_values();
+  state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range elements) {
+    if (p.replicas == nullptr || p.replicas->size() == 1) return;
+    copies.differing[kind_of(p.name)] += differing_bytes(*p.replicas, stream, flat.rows(elements.begin, elements.end));
+  });
+  copies.over_data = differing_bytes(*groups.data, stream, flat);
+  return copies;
+}
+
+int64_t differing_on_any_rank(const Copies& copies) {
+  int64_t total = 0;
+  for (const auto& [kind, bytes] : copies.differing) total += bytes;
+  return all_reduce_value(mpi_session().world(), total, ReduceOp::kMax);
+}
+
+}  // namespace
+
+TEST_CASE("copies of a weight stay equal to the bit") {
+  Communicator& world = mpi_session().world();
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    const Copies copies = train(precision, false);
+    const bool holds_kv_copy = copies.differing.contains("k_proj");
+    CHECK(copies.differing.contains("norm"));
+    CHECK(copies.differing.contains("v_proj") == holds_kv_copy);
+    CHECK(all_reduce_value(world, int64_t{holds_kv_copy}, ReduceOp::kSum) ==
+          (layout_of(world.size()).tensor > 3 ? 2 * layout_of(world.size()).data : 0));
+    for (const auto& [kind, bytes] : copies.differing) {
+      INFO(kind << " on rank " << world.rank());
+      CHECK(bytes == 0);
+    }
+    CHECK(copies.over_data == 0);
+    CHECK(all_reduce_value(world, copies.last.grad_norm, ReduceOp::kMax) == copies.last.grad_norm);
+  }
+}
+
+TEST_CASE("a sum whose order depends on its owner lets the copies drift apart") {
+  const Copies copies = train(Precision::kF32, true);
+  CHECK(copies.over_data == 0);
+  // Two terms have one order.
+  CHECK((differing_on_any_rank(copies) > 0) == (layout_of(mpi_session().world().size()).data > 2));
+}
