@@ -23,7 +23,7 @@ struct PlanArguments {
   std::vector<std::string> overrides;
   int world = 1;
 };
-int plan(const PlanArguments& arguments);
+int plan(const PlanArguments& arguments, MpiSession& session);
 
 struct ParityArguments {
   std::string case_dir;

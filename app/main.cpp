@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "config/key_table.h"
 #include "config/suggest.h"
 
@@ -90,9 +91,9 @@ Error usage_error(const CommandLine& line, const CLI::ParseError& error, std::sp
 
 int run(const CommandLine& line, invar::MpiSession& session) {
   if (*line.train_command) return invar::app::train(line.train, session);
-  if (*line.plan_command) return invar::app::plan(line.plan);
+  if (*line.plan_command) return invar::app::plan(line.plan, session);
   if (*line.parity_command) return invar::app::parity(line.parity, session);
-  std::puts(invar::describe_keys().c_str());
+  if (session.world().rank() == 0) invar::app::print_line(invar::describe_keys());
   return 0;
 }
 

@@ -1,7 +1,6 @@
-#include <cstdio>
-#include <mutex>
-
 #include "app/commands.h"
+#include "app/console.h"
+#include "app/layout_matrix.h"
 #include "app/reference_case.h"
 #include "comm/thread_communicator.h"
 #include "config/resolved.h"
@@ -10,10 +9,6 @@
 
 namespace invar::app {
 namespace {
-
-void print(const std::string& text) {
-  std::fputs((text + "\n").c_str(), stdout);
-}
 
 void check_mode(const ParityArguments& arguments, int world) {
   const bool on_threads = arguments.thread_ranks > 0;
@@ -47,12 +42,12 @@ std::string describe(const Config& config, int world) {
 }
 
 void print_table(const AgreementTable& table) {
-  print(format("{:<34} {:>12} {:>12} {:>10}  verdict", "tensor", "max |error|", "band", "elements"));
+  print_line(format("{:<34} {:>12} {:>12} {:>10}  verdict", "tensor", "max |error|", "band", "elements"));
   for (const auto& [kind, agreement] : table) {
     const char* verdict =
         agreement.holds() ? "ok" : (agreement.elements != agreement.expected_elements ? "INCOMPLETE" : "OUTSIDE");
-    print(format("{:<34} {:>12.3e} {:>12.3e} {:>10}  {}", kind, agreement.worst, agreement.band, agreement.elements,
-                 verdict));
+    print_line(format("{:<34} {:>12.3e} {:>12.3e} {:>10}  {}", kind, agreement.worst, agreement.band,
+                      agreement.elements, verdict));
   }
 }
 
@@ -72,32 +67,6 @@ AgreementTable run_on_threads(const ReferenceCase& reference, const Config& conf
   return table;
 }
 
-struct Layout {
-  int tensor;
-  bool sequence;
-  int data;
-  int64_t micro_batch;
-  RecomputeKind recompute;
-  bool uneven;
-};
-
-std::vector<Layout> matrix_layouts(int64_t batch) {
-  std::vector<Layout> layouts;
-  for (const int tensor : {1, 2, 3, 4, 8}) {
-    for (const bool sequence : {false, true}) {
-      if (sequence && tensor == 1) continue;
-      for (const int data : {1, 2, 4}) {
-        for (const int64_t micro : {1, 2, 4}) {
-          if (tensor * data > 8 || micro * data > batch) continue;
-          layouts.push_back({tensor, sequence, data, micro, RecomputeKind::kNone, tensor == 3});
-          if (micro == 1) layouts.push_back({tensor, sequence, data, micro, RecomputeKind::kFull, tensor == 3});
-        }
-      }
-    }
-  }
-  return layouts;
-}
-
 double worst_share(const AgreementTable& table, std::string& kind) {
   double worst = -1;
   for (const auto& [name, agreement] : table) {
@@ -111,28 +80,22 @@ double worst_share(const AgreementTable& table, std::string& kind) {
 }
 
 int run_matrix(const ReferenceCase& reference, const Config& base) {
+  const LayoutMatrix matrix = layout_matrix(base.model, reference.batch(), reference.sequence_length());
   int outside = 0;
-  int layouts = 0;
-  for (const Layout& layout : matrix_layouts(reference.batch())) {
+  for (const Layout& layout : matrix.layouts) {
     Config config = base;
-    config.parallel.tensor = layout.tensor;
-    config.parallel.sequence = layout.sequence;
-    config.parallel.data = layout.data;
-    config.parallel.uneven = layout.uneven;
-    config.train.micro_batch_size = layout.micro_batch;
-    config.train.recompute = layout.recompute;
-    const int ranks = layout.tensor * layout.data;
-    validate(config, ranks);
-    const AgreementTable table = run_on_threads(reference, config, ranks);
+    layout.apply_to(config);
+    validate(config, layout.ranks());
+    const AgreementTable table = run_on_threads(reference, config, layout.ranks());
     std::string kind;
     const double share = worst_share(table, kind);
     const bool holds = all_hold(table);
-    print(format("{}  {:<8} worst {:5.2f} of its band ({})", describe(config, ranks), holds ? "ok" : "OUTSIDE", share,
-                 kind));
-    ++layouts;
+    print_line(format("{}  {:<8} worst {:5.2f} of its band ({})", describe(config, layout.ranks()),
+                      holds ? "ok" : "OUTSIDE", share, kind));
     outside += holds ? 0 : 1;
   }
-  print(format("{} layouts, {} outside the band", layouts, outside));
+  for (const auto& [reason, count] : matrix.left_out) print_line(format("left out {:>3}: {}", count, reason));
+  print_line(format("{} layouts, {} outside the band", matrix.layouts.size(), outside));
   return outside == 0 ? 0 : 1;
 }
 
@@ -150,7 +113,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     config = reference->config();
     apply_overrides(config, arguments.overrides);
     check_device(config);
-    if (!arguments.matrix) validate(config, ranks);
+    validate(config, ranks);  // before a matrix: its first layout
   });
   if (arguments.matrix) return run_matrix(*reference, config);
 
@@ -162,7 +125,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     table = compare(*reference, config, world, stream);
   }
   if (world.rank() == 0) {
-    print(format("{} on {} ranks: {}", arguments.case_dir, ranks, describe(config, ranks)));
+    print_line(format("{} on {} ranks: {}", arguments.case_dir, ranks, describe(config, ranks)));
     print_table(table);
   }
   return all_hold(table) ? 0 : 1;

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cstdio>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "config/resolved.h"
 #include "config/units.h"
 #include "config/validation.h"
@@ -11,10 +11,6 @@
 
 namespace invar::app {
 namespace {
-
-void print(const std::string& text) {
-  std::fputs((text + "\n").c_str(), stdout);
-}
 
 std::string grouped(int64_t value) {
   std::string digits = std::to_string(value);
@@ -38,13 +34,13 @@ void print_summary(const Config& config, const Topology& grid) {
   const int64_t batch = global_batch_size(config, grid.world());
   const int64_t s = config.train.sequence_length;
   const double flops = model_flops_per_step(config.model, padded_vocab_size(config.model.vocab_size), batch, s);
-  print(format("parameters        {}", grouped(parameter_count(config))));
-  print(format("ranks             {} = tensor {} x data {}", grid.world(), grid.tensor, grid.data));
-  print(format("tokens a step     {} = {} sequences of {}", grouped(batch * s), batch, s));
-  print(format("micro-steps       {} of {} sequences a rank", batch / (config.train.micro_batch_size * grid.data),
-               config.train.micro_batch_size));
-  print(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
-  print(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
+  print_line(format("parameters        {}", grouped(parameter_count(config))));
+  print_line(format("ranks             {} = tensor {} x data {}", grid.world(), grid.tensor, grid.data));
+  print_line(format("tokens a step     {} = {} sequences of {}", grouped(batch * s), batch, s));
+  print_line(format("micro-steps       {} of {} sequences a rank", batch / (config.train.micro_batch_size * grid.data),
+                    config.train.micro_batch_size));
+  print_line(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
+  print_line(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
 }
 
 std::string part_of(const Config& config, int tensor_rank) {
@@ -62,56 +58,55 @@ std::string part_of(const Config& config, int tensor_rank) {
 
 // Data-parallel replicas are alike, so the table shows one; the largest memory over the data ranks is within a row.
 void print_ranks(const Config& config, const Topology& grid) {
-  print("");
-  print("memory per rank, MiB; the same for every data rank but for rounding of the optimizer's rows");
-  print(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
-               "optimizer", "activations", "scratch", "constants", "total"));
+  print_line("");
+  print_line("memory per rank, MiB; the same for every data rank but for rounding of the optimizer's rows");
+  print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
+                    "optimizer", "activations", "scratch", "constants", "total"));
   for (int rank = 0; rank < grid.tensor; ++rank) {
     const MemorySizes m = measure_memory(config, grid, rank);
-    print(format("{:>4} {} {} {} {} {} {} {}  {}", rank, mib(m.parameters), mib(m.gradients), mib(m.optimizer),
-                 mib(m.saved), mib(m.scratch), mib(m.constants), mib(m.total()), part_of(config, rank)));
+    print_line(format("{:>4} {} {} {} {} {} {} {}  {}", rank, mib(m.parameters), mib(m.gradients), mib(m.optimizer),
+                      mib(m.saved), mib(m.scratch), mib(m.constants), mib(m.total()), part_of(config, rank)));
   }
 }
 
 void print_grid(const Topology& grid) {
-  print("");
-  print("world ranks by replica: tensor-parallel groups are rows");
+  print_line("");
+  print_line("world ranks by replica: tensor-parallel groups are rows");
   constexpr int kShown = 16;
   for (int data = 0; data < std::min(grid.data, kShown); ++data) {
     std::string row = format("data {:>4}:", data);
     for (int tensor = 0; tensor < grid.tensor; ++tensor) row += format(" {:>5}", data * grid.tensor + tensor);
-    print(row);
+    print_line(row);
   }
-  if (grid.data > kShown) print(format("... and {} more replicas", grid.data - kShown));
+  if (grid.data > kShown) print_line(format("... and {} more replicas", grid.data - kShown));
 }
 
 void print_traffic(const Config& config, const Topology& grid) {
   TrafficTable traffic;
   measure_memory(config, grid, 0, &traffic);
-  print("");
-  print("sent by rank 0: tensor groups in one micro-step, data groups in one step");
+  print_line("");
+  print_line("sent by rank 0: tensor groups in one micro-step, data groups in one step");
   for (const auto& [name, sent] : traffic) {
-    if (sent.bytes > 0) print(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
+    if (sent.bytes > 0) print_line(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
   }
 }
 
-}  // namespace
-
-int plan(const PlanArguments& arguments) {
-  const Config config = [&] {
-    try {
-      Config loaded = load_config(arguments.config, arguments.overrides);
-      validate(loaded, arguments.world);
-      return loaded;
-    } catch (const Error& error) {
-      throw SetupError{error};
-    }
-  }();
+void print_plan(const PlanArguments& arguments) {
+  const Config config = load_config(arguments.config, arguments.overrides);
+  validate(config, arguments.world);
   const Topology grid{config.parallel.tensor, data_degree(config, arguments.world)};
   print_summary(config, grid);
   print_ranks(config, grid);
   print_grid(grid);
   print_traffic(config, grid);
+}
+
+}  // namespace
+
+int plan(const PlanArguments& arguments, MpiSession& session) {
+  together(session.world(), [&] {
+    if (session.world().rank() == 0) print_plan(arguments);
+  });
   return 0;
 }
 

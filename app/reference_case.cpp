@@ -1,5 +1,6 @@
 #include "app/reference_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -15,19 +16,16 @@ namespace {
 
 class CaseTokens : public TokenSource {
  public:
-  CaseTokens(std::vector<int64_t> tokens, int64_t sequence_length)
+  CaseTokens(std::vector<int32_t> tokens, int64_t sequence_length)
       : TokenSource(sequence_length), tokens_(std::move(tokens)) {}
   int64_t samples() const override { return std::ssize(tokens_) / (sequence_length() + 1); }
   std::string describe() const override { return "tokens of a reference case"; }
 
  private:
   void fill(int64_t sample, std::span<int32_t> tokens) const override {
-    const int64_t width = sequence_length() + 1;
-    for (int64_t i = 0; i < width; ++i) {
-      tokens[static_cast<size_t>(i)] = static_cast<int32_t>(tokens_[static_cast<size_t>(sample * width + i)]);
-    }
+    std::copy_n(tokens_.begin() + sample * std::ssize(tokens), tokens.size(), tokens.begin());
   }
-  std::vector<int64_t> tokens_;
+  std::vector<int32_t> tokens_;
 };
 
 std::vector<float> read_all(const SafetensorsReader& reader, const std::string& name) {
@@ -36,6 +34,8 @@ std::vector<float> read_all(const SafetensorsReader& reader, const std::string& 
   reader.read_rows(name, {0, info.rows()}, {0, info.cols()}, out);
   return out;
 }
+
+constexpr const char* kMakeAgain = "make the case again with tools/make_reference.py";
 
 // One of batch, seq and steps of case.json.
 int64_t read_count(const nlohmann::json& json, const char* key, const std::filesystem::path& path) {
@@ -47,7 +47,66 @@ int64_t read_count(const nlohmann::json& json, const char* key, const std::files
 void check_shape(const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
   if (reader.info(name).shape == shape) return;
   throw Error(ErrorKind::kData, format("{}: the shape of {} does not match case.json", reader.info(name).file, name),
-              "make the case again with tools/make_reference.py");
+              kMakeAgain);
+}
+
+struct OptimizerKey {
+  const char* name;
+  double OptimizerConfig::*member;
+  bool (*holds)(double);
+  const char* rule;
+};
+bool not_negative(double value) {
+  return value >= 0;
+}
+bool positive(double value) {
+  return value > 0;
+}
+bool fraction(double value) {
+  return value >= 0 && value < 1;
+}
+constexpr OptimizerKey kOptimizerKeys[] = {
+    {"lr", &OptimizerConfig::lr, not_negative, "a number of at least 0"},
+    {"beta1", &OptimizerConfig::beta1, fraction, "a number of at least 0 and below 1"},
+    {"beta2", &OptimizerConfig::beta2, fraction, "a number of at least 0 and below 1"},
+    {"eps", &OptimizerConfig::eps, positive, "a number above 0"},
+    {"weight_decay", &OptimizerConfig::weight_decay, not_negative, "a number of at least 0"},
+    {"clip_grad", &OptimizerConfig::clip_grad, not_negative, "a number of at least 0"},
+};
+
+// "optimizer" of case.json: all keys and no others. Cases from before it was written there all used the same one.
+OptimizerConfig read_optimizer(const nlohmann::json& json, const std::filesystem::path& path) {
+  OptimizerConfig optimizer{3e-4, 0.9, 0.95, 1e-6, 0.1, 1.0};
+  if (!json.contains("optimizer")) return optimizer;
+  const nlohmann::json& given = json["optimizer"];
+  for (const OptimizerKey& key : kOptimizerKeys) {
+    const bool is_number = given.is_object() && given.contains(key.name) && given[key.name].is_number();
+    if (is_number) optimizer.*key.member = given[key.name].get<double>();
+    if (is_number && key.holds(optimizer.*key.member)) continue;
+    throw Error(ErrorKind::kData, format("{}: optimizer.{} must be {}", path.string(), key.name, key.rule), kMakeAgain);
+  }
+  for (const auto& [name, value] : given.items()) {
+    if (std::any_of(std::begin(kOptimizerKeys), std::end(kOptimizerKeys),
+                    [&](const OptimizerKey& key) { return name == key.name; })) {
+      continue;
+    }
+    throw Error(ErrorKind::kData, format("{}: unknown key optimizer.{}", path.string(), name), kMakeAgain);
+  }
+  return optimizer;
+}
+
+// (steps, batch, sequence + 1), all in [0, vocabulary).
+std::vector<int32_t> read_tokens(const SafetensorsReader& reader, int64_t vocabulary) {
+  const std::vector<int64_t> ids = reader.read_i64("tokens");
+  const SafetensorsInfo& info = reader.info("tokens");
+  const auto bad = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocabulary; });
+  if (bad == ids.end()) return {ids.begin(), ids.end()};
+  const int64_t at = bad - ids.begin();
+  const int64_t sample = at / info.shape[2];
+  throw Error(ErrorKind::kData,
+              format("{}: tokens: step {}, sample {}, position {} has id {}, outside the vocabulary [0, {})", info.file,
+                     sample / info.shape[1], sample % info.shape[1], at % info.shape[2], *bad, vocabulary),
+              kMakeAgain);
 }
 
 // "model.layers.3.self_attn.q_proj.weight" -> "gradient self_attn.q_proj"
@@ -149,35 +208,37 @@ void merge(AgreementTable& table, Communicator& world) {
 }  // namespace
 
 ReferenceCase::ReferenceCase(const std::filesystem::path& folder)
-    : folder_(folder), expected_(folder / "expected.safetensors") {
+    : expected_(folder / "expected.safetensors"), model_(read_hf_config(folder.string())) {
+  model_.init = InitKind::kHuggingFace;
   const std::filesystem::path path = folder / "case.json";
   std::ifstream file(path);
   const auto json = nlohmann::json::parse(file, nullptr, false);
   batch_ = read_count(json, "batch", path);
   sequence_length_ = read_count(json, "seq", path);
   steps_ = read_count(json, "steps", path);
+  optimizer_ = read_optimizer(json, path);
   check_shape(expected_, "tokens", {steps_, batch_, sequence_length_ + 1});
   check_shape(expected_, "traj_loss", {steps_});
   check_shape(expected_, "traj_grad_norm", {steps_});
   check_shape(expected_, "fp32_noise", {3});
   const std::vector<float> noise = read_all(expected_, "fp32_noise");
   noise_.assign(noise.begin(), noise.end());
+  tokens_ = read_tokens(expected_, model_.vocab_size);
 }
 
 Config ReferenceCase::config() const {
   Config config;
-  config.model = read_hf_config(folder_.string());
-  config.model.init = InitKind::kHuggingFace;
+  config.model = model_;
   config.numerics.precision = Precision::kF32;
   config.train.steps = steps_;
   config.train.sequence_length = sequence_length_;
   config.train.global_batch_size = batch_;
-  config.optimizer = {3e-4, 0.9, 0.95, 1e-6, 0.1, 1.0};
+  config.optimizer = optimizer_;
   return config;
 }
 
 std::unique_ptr<TokenSource> ReferenceCase::tokens() const {
-  return std::make_unique<CaseTokens>(expected_.read_i64("tokens"), sequence_length_);
+  return std::make_unique<CaseTokens>(tokens_, sequence_length_);
 }
 
 void Agreement::add(double error, double error_band) {
@@ -204,7 +265,7 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
   const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};
   const std::vector<float> losses = read_all(reference.expected(), "traj_loss");
   const std::vector<float> norms = read_all(reference.expected(), "traj_grad_norm");
-  for (const char* kind : {"loss of ten steps", "gradient norm of ten steps"}) {
+  for (const char* kind : {kLosses, kGradientNorms}) {
     table[kind] = {0, reference.loss_band(), 0, reference.steps()};
   }
   for (int64_t step = 0; step < reference.steps(); ++step) {
@@ -217,8 +278,8 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
         run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
     if (world.rank() != 0) continue;
     const auto at = static_cast<size_t>(step);
-    table["loss of ten steps"].add(std::abs(result.loss - losses[at]), reference.loss_band());
-    table["gradient norm of ten steps"].add(std::abs(result.grad_norm - norms[at]), reference.loss_band());
+    table[kLosses].add(std::abs(result.loss - losses[at]), reference.loss_band());
+    table[kGradientNorms].add(std::abs(result.grad_norm - norms[at]), reference.loss_band());
   }
   merge(table, world);
   return table;

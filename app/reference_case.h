@@ -16,9 +16,11 @@ namespace invar::app {
 // A folder that tools/make_reference.py wrote: a tiny model, tokens, and what independent code in float64 computed.
 class ReferenceCase {
  public:
+  // Error{kData} for a file that is not as make_reference.py writes it, a token outside the vocabulary among them;
+  // Error{kConfig} for a model that invar does not have.
   explicit ReferenceCase(const std::filesystem::path& folder);
 
-  // The run that the case describes: fp32, its batch, its optimizer; the layout is the caller's.
+  // The run that the case describes: fp32, its model, batch and optimizer; the layout is the caller's.
   Config config() const;
   const SafetensorsReader& expected() const { return expected_; }
   // The case's steps one after another: sample step · batch + i.
@@ -33,12 +35,14 @@ class ReferenceCase {
   double loss_band() const { return 10 * noise_[2]; }
 
  private:
-  std::filesystem::path folder_;
   SafetensorsReader expected_;
+  ModelConfig model_;
+  OptimizerConfig optimizer_;
   int64_t batch_ = 0;
   int64_t sequence_length_ = 0;
   int64_t steps_ = 0;
   std::vector<double> noise_;
+  std::vector<int32_t> tokens_;
 };
 
 // Largest error and number of compared elements of each kind of tensor.
@@ -52,6 +56,10 @@ struct Agreement {
   bool holds() const { return worst <= band && elements == expected_elements; }
 };
 using AgreementTable = std::map<std::string, Agreement>;  // by kind, "gradient self_attn.q_proj"
+
+// Kinds of the whole trajectory.
+inline constexpr const char* kLosses = "loss of every step";
+inline constexpr const char* kGradientNorms = "norm of every step's gradient";
 
 bool all_hold(const AgreementTable& table);
 

@@ -8,18 +8,12 @@
 namespace invar {
 namespace {
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t size : shape) text += format("{}{}", text.empty() ? "" : ", ", size);
-  return "(" + text + ")";
-}
-
 void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
   const SafetensorsInfo& info = reader.info(parameter.name);
   if (info.shape == parameter.shape) return;
   throw Error(ErrorKind::kData,
               format("{}: tensor '{}' has shape {}, the model needs {}", info.file, parameter.name,
-                     shape_text(info.shape), shape_text(parameter.shape)),
+                     describe_shape(info.shape), describe_shape(parameter.shape)),
               "the model section does not describe these weights; set model.hf_path to their folder");
 }
 

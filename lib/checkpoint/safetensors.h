@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/mapped_file.h"
 #include "core/range.h"
 
 namespace invar {
@@ -35,15 +36,10 @@ struct SafetensorsInfo {
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
-  ~SafetensorsReader();
-  SafetensorsReader(const SafetensorsReader&) = delete;
-  SafetensorsReader& operator=(const SafetensorsReader&) = delete;
 
   bool contains(const std::string& name) const { return entries_.contains(name); }
   std::vector<std::string> names() const;                      // sorted
   const SafetensorsInfo& info(const std::string& name) const;  // unknown name: Error{kData}
-  // "__metadata__" of all files together.
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   // The rectangle rows × cols of the matrix view, as fp32, row-major, into out of exactly that size. The tensor is
   // F32, BF16, F16 or F64 (rounded to nearest). Error{kData} if it is not, or if the rectangle leaves it.
@@ -52,7 +48,6 @@ class SafetensorsReader {
   std::vector<int64_t> read_i64(const std::string& name) const;
 
  private:
-  class MappedFile;
   struct Entry {
     SafetensorsInfo info;
     std::span<const std::byte> bytes;
@@ -64,9 +59,8 @@ class SafetensorsReader {
   const Entry& find(const std::string& name) const;
 
   std::filesystem::path path_;
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::vector<MappedFile> files_;
   Entries entries_;
-  std::map<std::string, std::string> metadata_;
 };
 
 // A tensor to be written. The dtype is kF32 or kBF16.

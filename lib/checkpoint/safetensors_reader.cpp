@@ -1,10 +1,4 @@
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -14,7 +8,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/error.h"
-#include "core/unique_handle.h"
+#include "core/tensor.h"
 
 namespace invar {
 
@@ -66,12 +60,6 @@ std::vector<int64_t> get_integers(const fs::path& file, const std::string& name,
   return result;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (const int64_t dim : shape) text += format("{}{}", text.size() > 1 ? ", " : "", dim);
-  return text + ")";
-}
-
 // Dtype, shape and byte range of one header entry, checked against each other and the file.
 struct HeaderEntry {
   SafetensorsInfo info;
@@ -99,7 +87,7 @@ HeaderEntry parse_entry(const fs::path& file, const std::string& name, const jso
   dims.push_back(element);
   if (const auto expected = safetensors::product(dims); expected != result.bytes.size()) {
     refuse_tensor(file, name,
-                  format("{} {} does not fill its {} bytes", result.info.dtype, shape_text(result.info.shape),
+                  format("{} {} does not fill its {} bytes", result.info.dtype, describe_shape(result.info.shape),
                          result.bytes.size()));
   }
   return result;
@@ -162,35 +150,6 @@ int64_t SafetensorsInfo::cols() const {
   return safetensors::product(std::span(shape).subspan(1)).value_or(0);  // too large only beside a dim 0 of size 0
 }
 
-// A whole file, mapped for reading.
-class SafetensorsReader::MappedFile {
- public:
-  explicit MappedFile(const fs::path& file) {
-    const UniqueHandle<int, ::close, -1> descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!descriptor) refuse(file, format("cannot be opened: {}", std::strerror(errno)));
-    struct stat status {};
-    if (::fstat(descriptor.get(), &status) != 0) refuse(file, std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) refuse(file, "not a regular file");
-    const auto size = static_cast<size_t>(status.st_size);
-    if (size == 0) return;  // cannot be mapped
-    void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
-    if (data == MAP_FAILED) refuse(file, format("cannot be mapped: {}", std::strerror(errno)));
-    bytes_ = {static_cast<const std::byte*>(data), size};
-  }
-  ~MappedFile() {
-    if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::span<const std::byte> bytes() const { return bytes_; }
-
- private:
-  std::span<const std::byte> bytes_;
-};
-
-SafetensorsReader::~SafetensorsReader() = default;
-
 SafetensorsReader::SafetensorsReader(const fs::path& path) : path_(path) {
   std::error_code ignored;  // a path that cannot be looked at is refused when it is opened
   if (!fs::is_directory(path, ignored)) {
@@ -206,12 +165,12 @@ SafetensorsReader::SafetensorsReader(const fs::path& path) : path_(path) {
 }
 
 SafetensorsReader::Entries SafetensorsReader::open_file(const fs::path& file) {
-  files_.push_back(std::make_unique<MappedFile>(file));
-  const auto bytes = files_.back()->bytes();
-  const auto file_bytes = static_cast<int64_t>(bytes.size());
+  const MappedFile& mapped = files_.emplace_back(file.string());
+  const auto bytes = mapped.bytes();
+  const int64_t file_bytes = mapped.size();
   const std::string hint = "the file is damaged, was not copied whole, or is not a safetensors file";
   if (file_bytes < safetensors::kLengthBytes) refuse(file, format("too short: {} bytes", file_bytes), hint);
-  const auto length = load<uint64_t>(bytes.data());
+  const auto length = mapped.value<uint64_t>(0);
   if (length == 0 || length > static_cast<uint64_t>(safetensors::kMaxHeaderBytes) ||
       length > static_cast<uint64_t>(file_bytes - safetensors::kLengthBytes)) {
     refuse(file, format("says that its header has {} bytes, in a file of {}", length, file_bytes), hint);
@@ -231,7 +190,6 @@ SafetensorsReader::Entries SafetensorsReader::open_file(const fs::path& file) {
     if (!entry.is_object()) refuse(file, "'__metadata__' is not an object");
     for (const auto& [key, value] : entry.items()) {
       if (!value.is_string()) refuse(file, format("'__metadata__': '{}' is not a string", key));
-      metadata_[key] = value.get<std::string>();
     }
   }
   check_no_gaps(file, parsed, data_bytes);
@@ -301,7 +259,7 @@ void SafetensorsReader::read_rows(const std::string& name, Range rows, Range col
   if (!inside(rows, info.rows()) || !inside(cols, info.cols())) {
     refuse_tensor(info.file, name,
                   format("rows [{}, {}) × columns [{}, {}) are not all in its shape {}", rows.begin, rows.end,
-                         cols.begin, cols.end, shape_text(info.shape)));
+                         cols.begin, cols.end, describe_shape(info.shape)));
   }
   INVAR_CHECK(static_cast<int64_t>(out.size()) == rows.size() * cols.size(), "'{}': {} elements into a span of {}",
               name, rows.size() * cols.size(), out.size());

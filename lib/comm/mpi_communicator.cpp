@@ -11,7 +11,6 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
-#include <numeric>
 #include <optional>
 
 #include "comm/checks.h"
@@ -44,33 +43,17 @@ bool may_free() {
   return finalised == 0 && std::uncaught_exceptions() == 0;
 }
 
-template <class T, ReduceOp op>
-void combine_elements(void* in, void* inout, int* count, MPI_Datatype*) {
-  const T* a = static_cast<const T*>(in);
-  T* b = static_cast<T*>(inout);
-  for (int i = 0; i < *count; ++i) b[i] = combine<op>(a[i], b[i]);
-}
-
-// What MPI lacks: bf16, and a maximum that keeps NaN.
+// The element types, with the one that MPI lacks.
 class MpiTypes {
  public:
   MpiTypes() {
     check_start(MPI_Type_contiguous(static_cast<int>(sizeof(BF16)), MPI_BYTE, &bf16_), "MPI_Type_contiguous");
     check_start(MPI_Type_commit(&bf16_), "MPI_Type_commit");
-    create(combine_elements<BF16, ReduceOp::kSum>, bf16_sum_);
-    create(combine_elements<BF16, ReduceOp::kMax>, bf16_max_);
-    create(combine_elements<BF16, ReduceOp::kMin>, bf16_min_);
-    create(combine_elements<float, ReduceOp::kMax>, f32_max_);
-    create(combine_elements<float, ReduceOp::kMin>, f32_min_);
-    create(combine_elements<double, ReduceOp::kMax>, f64_max_);
-    create(combine_elements<double, ReduceOp::kMin>, f64_min_);
   }
   MpiTypes(const MpiTypes&) = delete;
   MpiTypes& operator=(const MpiTypes&) = delete;
   ~MpiTypes() {
-    if (!may_free()) return;
-    for (MPI_Op* op : {&bf16_sum_, &bf16_max_, &bf16_min_, &f32_max_, &f32_min_, &f64_max_, &f64_min_}) MPI_Op_free(op);
-    MPI_Type_free(&bf16_);
+    if (may_free()) MPI_Type_free(&bf16_);
   }
 
   MPI_Datatype type_of(DType dtype) const {
@@ -89,37 +72,12 @@ class MpiTypes {
     return MPI_DATATYPE_NULL;
   }
 
-  MPI_Op op_of(DType dtype, ReduceOp op) const {
-    const auto choose = [op](MPI_Op sum, MPI_Op max, MPI_Op min) {
-      return op == ReduceOp::kSum ? sum : op == ReduceOp::kMax ? max : min;
-    };
-    switch (dtype) {
-      case DType::kBF16:
-        return choose(bf16_sum_, bf16_max_, bf16_min_);
-      case DType::kF32:
-        return choose(MPI_SUM, f32_max_, f32_min_);
-      case DType::kF64:
-        return choose(MPI_SUM, f64_max_, f64_min_);
-      case DType::kI32:
-      case DType::kI64:
-        return choose(MPI_SUM, MPI_MAX, MPI_MIN);
-    }
-    return MPI_OP_NULL;
-  }
-
  private:
-  static void create(MPI_User_function* function, MPI_Op& op) {
-    check_start(MPI_Op_create(function, /*commute=*/1, &op), "MPI_Op_create");
-  }
-
   MPI_Datatype bf16_ = MPI_DATATYPE_NULL;
-  MPI_Op bf16_sum_ = MPI_OP_NULL, bf16_max_ = MPI_OP_NULL, bf16_min_ = MPI_OP_NULL;
-  MPI_Op f32_max_ = MPI_OP_NULL, f32_min_ = MPI_OP_NULL;
-  MPI_Op f64_max_ = MPI_OP_NULL, f64_min_ = MPI_OP_NULL;
 };
 
-// Host memory over MPI. Every rank gets the same bits of a reduction because each element is reduced once, on one rank:
-// all_reduce is a reduce_scatter and an all_gather. The order of the terms of a sum is the library's.
+// Host memory over MPI, which only moves bytes: the order of the terms in its own reductions depends on counts, sizes
+// and library. Here each element of a sum is added on one rank, from the terms of all, in ascending rank order.
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, int rank, int size, std::string name, std::shared_ptr<const MpiTypes> types,
@@ -150,19 +108,15 @@ class MpiCommunicator final : public Communicator {
     return part == MPI_COMM_NULL ? nullptr : adopt(part, std::move(name), types_, piece_);
   }
 
+  // Small ones in one exchange: every rank adds everything.
   void all_reduce(const Stream&, const Tensor& buffer, ReduceOp op) override {
     check_all_reduce(*this, buffer);
-    if (!moves_host_bytes(*this, "all_reduce", buffer)) return;
-    const MPI_Datatype type = types_->type_of(buffer.dtype());
-    const MPI_Op mpi_op = types_->op_of(buffer.dtype(), op);
-    for_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
-      const Parts parts = equal_parts(count);
-      std::byte* piece = at(buffer, begin);
-      reduce_scatter_in_place("all_reduce", piece, parts, buffer.dtype(), mpi_op);
-      check("all_reduce", count,
-            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece, parts.counts.data(), parts.offsets.data(), type,
-                           comm_));
-    });
+    if (!moves_host_bytes(*this, "all_reduce", buffer) || buffer.empty()) return;
+    if (buffer.bytes() * size() <= kSmallBytes && buffer.numel() * size() <= piece_)
+      return all_reduce_small(buffer, op);
+    const std::vector<int64_t> counts = part_counts(buffer.numel());
+    reduce_own_part("all_reduce", buffer, counts, op, at(buffer, offset_of(counts, rank())));
+    gather_in_place("all_reduce", buffer, counts);
   }
 
   void all_gather(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts) override {
@@ -170,66 +124,32 @@ class MpiCommunicator final : public Communicator {
     if (!moves_host_bytes(*this, "all_gather", send) || receive.empty()) return;
     std::byte* place = at(receive, offset_of(counts, rank()));
     if (!send.empty() && send.raw() != place) std::memcpy(place, send.raw(), static_cast<size_t>(send.bytes()));
-    const MPI_Datatype type = types_->type_of(receive.dtype());
-    if (receive.numel() <= piece_) {
-      const Parts parts = parts_of(counts);
-      check("all_gather", receive.numel(),
-            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, receive.raw(), parts.counts.data(), parts.offsets.data(),
-                           type, comm_));
-      return;
-    }
-    for (int root = 0; root < size(); ++root) {  // offsets are ints too: one part after another
-      std::byte* part = at(receive, offset_of(counts, root));
-      broadcast_bytes("all_gather", part, counts[static_cast<size_t>(root)], receive.dtype(), root);
-    }
+    gather_in_place("all_gather", receive, counts);
   }
 
   void reduce_scatter(const Stream&, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
                       ReduceOp op) override {
     check_reduce_scatter(*this, send, receive, counts);
-    if (!moves_host_bytes(*this, "reduce_scatter", send) || send.empty()) return;
-    const MPI_Op mpi_op = types_->op_of(send.dtype(), op);
-    const bool in_place = !receive.empty() && receive.raw() == at(send, offset_of(counts, rank()));
-    if (send.numel() > piece_) return reduce_parts(send, receive, counts, mpi_op, in_place);
-    const Parts parts = parts_of(counts);
-    if (in_place) {
-      reduce_scatter_in_place("reduce_scatter", static_cast<std::byte*>(send.raw()), parts, send.dtype(), mpi_op);
-    } else {
-      check("reduce_scatter", send.numel(),
-            MPI_Reduce_scatter(send.raw(), receive.raw(), parts.counts.data(), types_->type_of(send.dtype()), mpi_op,
-                               comm_));
-    }
+    if (!moves_host_bytes(*this, "reduce_scatter", send)) return;
+    reduce_own_part("reduce_scatter", send, counts, op, static_cast<std::byte*>(receive.raw()));
   }
 
   void all_to_all(const Stream&, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
                   std::span<const int64_t> receive_counts) override {
     check_all_to_all(*this, send, send_counts, receive, receive_counts);
     if (!moves_host_bytes(*this, "all_to_all", send)) return;
-    const MPI_Datatype type = types_->type_of(send.dtype());
-    std::vector<MPI_Request> requests;
-    std::vector<int> expected;  // elements of each receive, which are posted first
+    Exchange exchange(*this, "all_to_all", send.dtype());
     for_peers([&](int peer) {
-      const int64_t offset = offset_of(receive_counts, peer);
-      for_pieces(receive_counts[static_cast<size_t>(peer)], [&](int64_t begin, int64_t count) {
-        expected.push_back(as_count(count));
-        check("all_to_all", receive.numel(),
-              MPI_Irecv(at(receive, offset + begin), as_count(count), type, peer, kExchangeTag, comm_,
-                        &requests.emplace_back()));
-      });
+      exchange.receive(at(receive, offset_of(receive_counts, peer)), receive_counts[static_cast<size_t>(peer)], peer);
     });
     for_peers([&](int peer) {
-      const int64_t offset = offset_of(send_counts, peer);
-      for_pieces(send_counts[static_cast<size_t>(peer)], [&](int64_t begin, int64_t count) {
-        check("all_to_all", send.numel(),
-              MPI_Isend(at(send, offset + begin), as_count(count), type, peer, kExchangeTag, comm_,
-                        &requests.emplace_back()));
-      });
+      exchange.send(at(send, offset_of(send_counts, peer)), send_counts[static_cast<size_t>(peer)], peer);
     });
     if (const int64_t own = send_counts[static_cast<size_t>(rank())]; own > 0) {
       std::memcpy(at(receive, offset_of(receive_counts, rank())), at(send, offset_of(send_counts, rank())),
                   static_cast<size_t>(own * size_of(send.dtype())));
     }
-    finish_exchange(requests, expected, type);
+    exchange.finish();
   }
 
   void broadcast(const Stream&, const Tensor& buffer, int root) override {
@@ -285,10 +205,10 @@ class MpiCommunicator final : public Communicator {
     return parts;
   }
 
-  Parts equal_parts(int64_t total) const {
+  std::vector<int64_t> part_counts(int64_t total) const {
     std::vector<int64_t> counts;
     for (int r = 0; r < size(); ++r) counts.push_back(part_of(total, size(), r).size());
-    return parts_of(counts);
+    return counts;
   }
 
   template <class F>
@@ -334,40 +254,105 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  // Leaves this rank's part of the sum at its place in data. MPI allows some ranks to be in place and others not.
-  void reduce_scatter_in_place(std::string_view operation, std::byte* data, const Parts& parts, DType dtype,
-                               MPI_Op op) const {
-    check(operation, std::reduce(parts.counts.begin(), parts.counts.end(), int64_t{0}),
-          MPI_Reduce_scatter(MPI_IN_PLACE, data, parts.counts.data(), types_->type_of(dtype), op, comm_));
-    const auto own = static_cast<size_t>(rank());
-    const int64_t width = size_of(dtype);
-    std::memmove(data + parts.offsets[own] * width, data, static_cast<size_t>(parts.counts[own] * width));
+  // Every rank's part of `buffer` to all, from and to its place.
+  void gather_in_place(std::string_view operation, const Tensor& buffer, std::span<const int64_t> counts) const {
+    if (buffer.numel() <= piece_) {
+      const Parts parts = parts_of(counts);
+      check(operation, buffer.numel(),
+            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer.raw(), parts.counts.data(), parts.offsets.data(),
+                           types_->type_of(buffer.dtype()), comm_));
+      return;
+    }
+    for (int root = 0; root < size(); ++root) {  // offsets are ints too: one part after another
+      std::byte* part = at(buffer, offset_of(counts, root));
+      broadcast_bytes(operation, part, counts[static_cast<size_t>(root)], buffer.dtype(), root);
+    }
   }
 
-  // reduce_scatter of a tensor too large for one call: one part after another, each to its owner.
-  void reduce_parts(const Tensor& send, const Tensor& receive, std::span<const int64_t> counts, MPI_Op op,
-                    bool in_place) const {
-    for (int root = 0; root < size(); ++root) {
-      const int64_t offset = offset_of(counts, root);
-      const bool mine = root == rank();
-      for_pieces(counts[static_cast<size_t>(root)], [&](int64_t begin, int64_t count) {
-        const void* from = mine && in_place ? MPI_IN_PLACE : at(send, offset + begin);
-        void* to = mine ? at(receive, begin) : nullptr;
-        check("reduce_scatter", send.numel(),
-              MPI_Reduce(from, to, as_count(count), types_->type_of(send.dtype()), op, root, comm_));
+  void all_reduce_small(const Tensor& buffer, ReduceOp op) const {
+    std::array<std::byte, kSmallBytes> all;
+    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    const int count = as_count(buffer.numel());
+    check("all_reduce", count, MPI_Allgather(buffer.raw(), count, type, all.data(), count, type, comm_));
+    std::vector<const std::byte*> terms;
+    for (int r = 0; r < size(); ++r) terms.push_back(all.data() + r * buffer.bytes());
+    combine_terms(buffer.dtype(), op, terms, count, static_cast<std::byte*>(buffer.raw()));
+  }
+
+  // out, `counts[rank]` elements, gets this rank's part of the sum over all ranks' `data`; it may be that part of data.
+  // In rounds, for which every rank sends each peer the next elements of that peer's part.
+  void reduce_own_part(std::string_view operation, const Tensor& data, std::span<const int64_t> counts, ReduceOp op,
+                       std::byte* out) const {
+    const int64_t width = size_of(data.dtype());
+    const int64_t own = counts[static_cast<size_t>(rank())];
+    const int64_t longest = *std::max_element(counts.begin(), counts.end());
+    const int64_t step = std::clamp(kStagingBytes / (width * (size() - 1)), int64_t{1}, piece_);
+    const auto staging =
+        std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(std::min(step, own) * width * (size() - 1)));
+    std::vector<const std::byte*> terms(static_cast<size_t>(size()));
+    for (int64_t begin = 0; begin < longest; begin += step) {
+      const auto in_round = [&](int64_t part) { return std::clamp(part - begin, int64_t{0}, step); };
+      const int64_t count = in_round(own);
+      Exchange exchange(*this, operation, data.dtype());
+      std::byte* free = staging.get();
+      for_peers([&](int peer) {
+        exchange.receive(free, count, peer);
+        terms[static_cast<size_t>(peer)] = free;
+        free += count * width;
+      });
+      for_peers([&](int peer) {
+        exchange.send(at(data, offset_of(counts, peer) + begin), in_round(counts[static_cast<size_t>(peer)]), peer);
+      });
+      exchange.finish();
+      if (count == 0) continue;
+      terms[static_cast<size_t>(rank())] = at(data, offset_of(counts, rank()) + begin);
+      combine_terms(data.dtype(), op, terms, count, out + begin * width);
+    }
+  }
+
+  // Messages among the peers that are all under way at the same time; nothing for an empty one.
+  class Exchange {
+   public:
+    Exchange(const MpiCommunicator& group, std::string_view operation, DType dtype)
+        : group_(group), operation_(operation), width_(size_of(dtype)), type_(group.types_->type_of(dtype)) {}
+
+    // All receives come before the first send.
+    void receive(std::byte* to, int64_t elements, int peer) {
+      group_.for_pieces(elements, [&](int64_t begin, int64_t count) {
+        const int expected = expected_.emplace_back(group_.as_count(count));
+        group_.check(operation_, count,
+                     MPI_Irecv(to + begin * width_, expected, type_, peer, kExchangeTag, group_.comm_,
+                               &requests_.emplace_back()));
       });
     }
-  }
-
-  // The receives come first. Not MPI_Waitall: that of Open MPI 4.1 spins for ever on a request that is in error
-  // already.
-  void finish_exchange(std::span<MPI_Request> requests, std::span<const int> expected, MPI_Datatype type) const {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      MPI_Status status{};
-      check("all_to_all", i < expected.size() ? expected[i] : 0, MPI_Wait(&requests[i], &status));
-      if (i < expected.size()) check_received("all_to_all", status, type, expected[i]);
+    void send(const std::byte* from, int64_t elements, int peer) {
+      group_.for_pieces(elements, [&](int64_t begin, int64_t count) {
+        group_.check(operation_, count,
+                     MPI_Isend(from + begin * width_, group_.as_count(count), type_, peer, kExchangeTag, group_.comm_,
+                               &requests_.emplace_back()));
+      });
     }
-  }
+    // Not MPI_Waitall: that of Open MPI 4.1 spins for ever on a request that is in error already.
+    void finish() {
+      for (size_t i = 0; i < requests_.size(); ++i) {
+        MPI_Status status{};
+        const bool receives = i < expected_.size();
+        group_.check(operation_, receives ? expected_[i] : 0, MPI_Wait(&requests_[i], &status));
+        if (receives) group_.check_received(operation_, status, type_, expected_[i]);
+      }
+    }
+
+   private:
+    const MpiCommunicator& group_;
+    std::string_view operation_;
+    int64_t width_;
+    MPI_Datatype type_;
+    std::vector<MPI_Request> requests_;
+    std::vector<int> expected_;  // elements of each receive
+  };
+
+  static constexpr int64_t kSmallBytes = 32 << 10;    // terms of all ranks, on the stack
+  static constexpr int64_t kStagingBytes = 16 << 20;  // terms of one round of a reduction
 
   MPI_Comm comm_;
   std::shared_ptr<const MpiTypes> types_;

@@ -1,28 +1,19 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "comm/communicator.h"
 #include "core/range.h"
 
 namespace invar {
 
-// One step of a reduction: what every communicator computes for two elements. bf16 adds in fp32 and rounds to nearest
-// even. Of a NaN and a number, kMax and kMin give the NaN.
-template <ReduceOp op, class T>
-T combine(T a, T b) {
-  if constexpr (std::same_as<T, BF16>) {
-    return BF16(combine<op>(static_cast<float>(a), static_cast<float>(b)));
-  } else if constexpr (op == ReduceOp::kSum) {
-    return a + b;
-  } else if constexpr (op == ReduceOp::kMax) {
-    return a > b || a != a ? a : b;
-  } else {
-    return a < b || a != a ? a : b;
-  }
-}
+// What every communicator that adds computes: out[i] = terms[0][i] ⊕ terms[1][i] ⊕ ..., from left to right. terms[r]
+// holds `count` elements of rank r. bf16 adds in fp32 and rounds each sum to nearest even; of a NaN and a number, kMax
+// and kMin give the NaN. out may be one of the terms.
+void combine_terms(DType dtype, ReduceOp op, std::span<const std::byte* const> terms, int64_t count, std::byte* out);
 
 // The part of a buffer of `total` elements that `rank` reduces for the group: equal parts but for one element.
 inline Range part_of(int64_t total, int size, int rank) {

@@ -11,50 +11,15 @@
 namespace invar {
 namespace {
 
-// Calls f with a value of the element type and one of std::integral_constant<ReduceOp>.
-template <class F>
-void with_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kF32:
-      return f(float{});
-    case DType::kBF16:
-      return f(BF16{});
-    case DType::kF64:
-      return f(double{});
-    case DType::kI32:
-      return f(int32_t{});
-    case DType::kI64:
-      return f(int64_t{});
-  }
-}
-
-template <class F>
-void with_op(ReduceOp op, F f) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return f(std::integral_constant<ReduceOp, ReduceOp::kSum>{});
-    case ReduceOp::kMax:
-      return f(std::integral_constant<ReduceOp, ReduceOp::kMax>{});
-    case ReduceOp::kMin:
-      return f(std::integral_constant<ReduceOp, ReduceOp::kMin>{});
-  }
-}
-
 // out[i] = elements `first + i` of all ranks' send buffers, combined in ascending rank order. out may be this rank's
 // own part of a send buffer: nobody else reads that part.
 void reduce_part(const ThreadGroup& group, const ThreadCall& call, int64_t first, int64_t count, std::byte* out) {
-  with_dtype(call.dtype, [&]<class T>(T) {
-    with_op(call.op, [&](auto op) {
-      const auto element = [&](int rank, int64_t i) {
-        return reinterpret_cast<const T*>(group.call_of(rank).send)[first + i];
-      };
-      for (int64_t i = 0; i < count; ++i) {
-        T sum = element(0, i);
-        for (int rank = 1; rank < group.size(); ++rank) sum = combine<op()>(sum, element(rank, i));
-        reinterpret_cast<T*>(out)[i] = sum;
-      }
-    });
-  });
+  if (count == 0) return;
+  std::vector<const std::byte*> terms;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    terms.push_back(group.call_of(rank).send + first * size_of(call.dtype));
+  }
+  combine_terms(call.dtype, call.op, terms, count, out);
 }
 
 void copy_elements(std::byte* to, const std::byte* from, int64_t count, DType dtype) {

@@ -84,10 +84,11 @@ constexpr Key kKeys[] = {
 
     {"schedule", "kind", at<&C::schedule, &S::kind>, "learning rate after the warm-up"},
     {"schedule", "warmup_steps", at<&C::schedule, &S::warmup_steps>, "linear rise from 0 to lr"},
-    {"schedule", "decay_steps", at<&C::schedule, &S::decay_steps>, "step at which min_lr is reached; auto: train.steps",
+    {"schedule", "decay_steps", at<&C::schedule, &S::decay_steps>,
+     "finished steps at which min_lr is reached, the warm-up included; auto: train.steps, one past the last step",
      kAuto},
     {"schedule", "wsd_decay_steps", at<&C::schedule, &S::wsd_decay_steps>, "wsd: length of the decay at the end"},
-    {"schedule", "min_lr", at<&C::schedule, &S::min_lr>, "learning rate at and after the end of the decay"},
+    {"schedule", "min_lr", at<&C::schedule, &S::min_lr>, "learning rate from the end of the decay on"},
 
     {"data", "kind", at<&C::data, &D::kind>,
      "mock: random tokens; tokens: one flat .bin file; megatron: .bin and .idx"},

@@ -5,8 +5,22 @@
 namespace invar {
 namespace {
 
-void check(const Config& config, std::string_view key, double value, bool holds, const std::string& rule) {
-  if (!holds) refuse(config, {key}, format("{} = {} must be {}", key, value, rule), format("set {} {}", key, rule));
+void check(const Config& config, std::string_view key, double value, UsedAs type, bool (*holds)(double),
+           const std::string& rule) {
+  const std::string hint = format("set {} {}", key, rule);
+  if (!holds(value)) refuse(config, {key}, format("{} = {} must be {}", key, value, rule), hint);
+  const bool is_f32 = type == UsedAs::kF32;
+  const double largest =
+      is_f32 ? static_cast<double>(std::numeric_limits<float>::max()) : std::numeric_limits<double>::max();
+  if (value > largest) {
+    refuse(config, {key}, format("{} = {} exceeds {}, the largest number of {}", key, value, largest, is_f32 ? "fp32" : "fp64"), hint);
+  }
+  if (!is_f32) return;
+  const auto rounded = static_cast<double>(static_cast<float>(value));
+  if (holds(rounded)) return;
+  refuse(config, {key},
+         format("{} = {} is computed with in fp32, where it becomes {}; it must be {}", key, value, rounded, rule),
+         hint);
 }
 
 const Key& key_of(std::string_view name) {
@@ -44,16 +58,19 @@ void check_count(const Config& config, std::string_view key, int64_t value, int6
       value < at_least ? format("set {} to at least {}", key, at_least) : format("set {} to at most {}", key, at_most));
 }
 
-void check_positive(const Config& config, std::string_view key, double value) {
-  check(config, key, value, value > 0, "above 0");
+void check_positive(const Config& config, std::string_view key, double value, UsedAs type) {
+  check(
+      config, key, value, type, [](double x) { return x > 0; }, "above 0");
 }
 
-void check_not_negative(const Config& config, std::string_view key, double value) {
-  check(config, key, value, value >= 0, "0 or more");
+void check_not_negative(const Config& config, std::string_view key, double value, UsedAs type) {
+  check(
+      config, key, value, type, [](double x) { return x >= 0; }, "0 or more");
 }
 
-void check_fraction(const Config& config, std::string_view key, double value) {
-  check(config, key, value, value >= 0 && value < 1, "from 0 to below 1");
+void check_fraction(const Config& config, std::string_view key, double value, UsedAs type) {
+  check(
+      config, key, value, type, [](double x) { return x >= 0 && x < 1; }, "from 0 to below 1");
 }
 
 }  // namespace invar

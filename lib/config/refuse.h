@@ -26,9 +26,13 @@ void check_required(const Config& config, std::string_view key);
 // at_least <= value <= at_most
 void check_count(const Config& config, std::string_view key, int64_t value, int64_t at_least,
                  int64_t at_most = std::numeric_limits<int32_t>::max());
-void check_positive(const Config& config, std::string_view key, double value);
-void check_not_negative(const Config& config, std::string_view key, double value);
+
+// The type that a number is computed with: the rules below hold for the number as that type, and it is finite there.
+enum class UsedAs : uint8_t { kF32, kF64 };
+
+void check_positive(const Config& config, std::string_view key, double value, UsedAs type = UsedAs::kF32);
+void check_not_negative(const Config& config, std::string_view key, double value, UsedAs type = UsedAs::kF32);
 // 0 <= value < 1
-void check_fraction(const Config& config, std::string_view key, double value);
+void check_fraction(const Config& config, std::string_view key, double value, UsedAs type = UsedAs::kF32);
 
 }  // namespace invar

@@ -19,7 +19,8 @@ inline int64_t global_batch_size(const Config& config, int world_size) {
                                       : train.micro_batch_size * data_degree(config, world_size);
 }
 
-// The step at which the schedule has reached min_lr.
+// The finished steps at which the rate has reached min_lr. Step k, from 1, has k − 1 finished ones behind it: if this
+// is train.steps, the last step stands one before the end of the decay.
 inline int64_t decay_steps(const Config& config) {
   return config.schedule.decay_steps != 0 ? config.schedule.decay_steps : config.train.steps;
 }

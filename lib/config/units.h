@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/integer.h"
+
 namespace invar {
 
 // Tensor parallelism cuts weights in whole units. These rules depend on the global shape only, never on the degree, so
@@ -12,7 +14,7 @@ inline constexpr int64_t kVocabUnit = 16;
 
 // Rows of the embedding and the head: the vocabulary rounded up to a multiple of 128.
 constexpr int64_t padded_vocab_size(int64_t vocab_size) {
-  return (vocab_size + 127) / 128 * 128;
+  return round_up(vocab_size, 128);
 }
 
 constexpr int64_t vocab_units(int64_t vocab_size) {

@@ -1,11 +1,11 @@
 #include "config/validation.h"
 
 #include <array>
-#include <charconv>
 
 #include "config/key_table.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
+#include "config/split.h"
 #include "config/suggest.h"
 #include "config/validate_parallel.h"
 
@@ -50,7 +50,7 @@ void check_model_shape(const Config& config) {
   check_count(config, "model.head_dim", model.head_dim, 2);
   check_count(config, "model.max_position_embeddings", model.max_position_embeddings, 1);
   check_positive(config, "model.rms_norm_eps", model.rms_norm_eps);
-  check_positive(config, "model.rope_theta", model.rope_theta);
+  check_positive(config, "model.rope_theta", model.rope_theta, UsedAs::kF64);
   check_not_negative(config, "model.initializer_range", model.initializer_range);
   if (model.head_dim % 2 != 0) {
     refuse(config, {"model.head_dim"},
@@ -146,25 +146,16 @@ void check_schedule(const Config& config) {
   }
 }
 
-// Weights of training, validation and test, as Megatron writes them: "969, 30, 1". Missing ones are 0.
 std::array<double, 3> split_weights(const Config& config) {
   std::array<double, 3> weights{};
-  std::string text = config.data.split;
-  std::erase(text, ' ');
-  size_t begin = 0, count = 0;
-  bool is_valid = true;
-  for (; begin <= text.size() && is_valid; ++count) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    double weight = -1;
-    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, weight);
-    is_valid = count < 3 && error == std::errc() && stop == text.data() + end && weight >= 0 && weight < 1e12;
-    if (is_valid) weights[count] = weight;
-    begin = end + 1;
+  try {
+    weights = parse_split(config.data.split);
+  } catch (const Error& error) {
+    refuse(config, {"data.split"}, error.what(), error.hint());
   }
-  if (!is_valid || weights[0] <= 0) {
-    refuse(config, {"data.split"},
-           format("data.split = \"{}\" must be up to three weights, the first above 0", config.data.split),
-           "write training, validation and test, such as data.split: \"969, 30, 1\"");
+  if (weights[0] <= 0) {
+    refuse(config, {"data.split"}, format("data.split = \"{}\" leaves nothing to train on", config.data.split),
+           "give the first weight of data.split, such as \"969, 30, 1\"");
   }
   return weights;
 }
@@ -191,7 +182,7 @@ void check_data_source(const Config& config) {
   } else if (data.kind == DataKind::kMock) {
     refuse_if_set(config, "data.validation_fraction", with_kind + " (random tokens of their own are evaluated)");
   }
-  check_fraction(config, "data.validation_fraction", data.validation_fraction);
+  check_fraction(config, "data.validation_fraction", data.validation_fraction, UsedAs::kF64);
   if (data.eod_id < -1 || data.eod_id >= config.model.vocab_size) {
     refuse(config, {"data.eod_id", "model.vocab_size"},
            format("data.eod_id = {} is not a token of model.vocab_size = {}", data.eod_id, config.model.vocab_size),

@@ -1,6 +1,18 @@
 #include "core/tensor.h"
 
+#include <ranges>
+
 namespace invar {
+namespace {
+
+// From the last dim to the first, as the constructor checks it: no partial product overflows beside a dim of size 0.
+int64_t product(std::span<const int64_t> shape) {
+  int64_t result = 1;
+  for (const int64_t size : shape | std::views::reverse) result *= size;
+  return result;
+}
+
+}  // namespace
 
 std::string_view name_of(DeviceType device) {
   switch (device) {
@@ -14,6 +26,12 @@ std::string_view name_of(DeviceType device) {
   return "?";
 }
 
+std::string describe_shape(std::span<const int64_t> shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += format("{}{}", i ? ", " : "", shape[i]);
+  return text + ")";
+}
+
 Tensor::Tensor(void* data, DType dtype, DeviceType device, std::span<const int64_t> shape)
     : data_(data), dtype_(dtype), device_(device), dims_(static_cast<int>(shape.size())) {
   INVAR_CHECK(shape.size() >= 1 && shape.size() <= kMaxDims, "tensor of {} dims", shape.size());
@@ -21,13 +39,18 @@ Tensor::Tensor(void* data, DType dtype, DeviceType device, std::span<const int64
     INVAR_CHECK(shape[i] >= 0, "negative size {} in dim {}", shape[i], i);
     shape_[i] = shape[i];
   }
+  int64_t bytes = size_of(dtype);
+  for (const int64_t size : shape | std::views::reverse) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) {
+      throw Error(ErrorKind::kConfig,
+                  format("a tensor of shape {} in {} is too large to address", describe_shape(shape), name_of(dtype)),
+                  "reduce the sizes of the model or of the batch");
+    }
+  }
 }
 
 int64_t Tensor::numel() const {
-  if (dims_ == 0) return 0;
-  int64_t n = 1;
-  for (int i = 0; i < dims_; ++i) n *= shape_[static_cast<size_t>(i)];
-  return n;
+  return dims_ == 0 ? 0 : product(shape());
 }
 
 Tensor Tensor::view(std::initializer_list<int64_t> shape) const {
@@ -38,8 +61,7 @@ Tensor Tensor::view(std::initializer_list<int64_t> shape) const {
 
 Tensor Tensor::rows(int64_t begin, int64_t end) const {
   INVAR_CHECK(dims_ > 0 && 0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) of {}", begin, end, describe());
-  int64_t stride = size_of(dtype_);
-  for (int i = 1; i < dims_; ++i) stride *= shape_[static_cast<size_t>(i)];
+  const int64_t stride = size_of(dtype_) * product(shape().subspan(1));
   Tensor out = *this;
   if (data_ != nullptr) out.data_ = static_cast<std::byte*>(data_) + begin * stride;
   out.shape_[0] = end - begin;
@@ -47,9 +69,7 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
 }
 
 std::string Tensor::describe() const {
-  std::string text = format("{} (", name_of(dtype_));
-  for (int i = 0; i < dims_; ++i) text += format("{}{}", i ? ", " : "", shape_[static_cast<size_t>(i)]);
-  return text + ")";
+  return format("{} {}", name_of(dtype_), describe_shape(shape()));
 }
 
 }  // namespace invar

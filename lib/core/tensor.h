@@ -17,6 +17,8 @@ namespace invar {
 enum class DeviceType : uint8_t { kCpu, kCuda, kMeta };
 
 std::string_view name_of(DeviceType device);
+// "(128, 64)"
+std::string describe_shape(std::span<const int64_t> shape);
 
 // A view of contiguous row-major elements, of one to four dims. It does not own them: arenas do.
 class Tensor {
@@ -24,6 +26,7 @@ class Tensor {
   static constexpr int kMaxDims = 4;
 
   Tensor() = default;
+  // Error{kConfig} if the bytes cannot be counted in 63 bits, even on meta.
   Tensor(void* data, DType dtype, DeviceType device, std::span<const int64_t> shape);
   Tensor(void* data, DType dtype, DeviceType device, std::initializer_list<int64_t> shape)
       : Tensor(data, dtype, device, std::span<const int64_t>(shape.begin(), shape.size())) {}

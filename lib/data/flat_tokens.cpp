@@ -53,7 +53,7 @@ TokenArray open_llmc(MappedFile file, const LlmcHeader& header, const std::strin
 }
 
 TokenArray open_tokens(const DataConfig& data, int64_t vocab_size) {
-  MappedFile file(data.path);
+  MappedFile file(data.path, "check data.path");
   if (const LlmcHeader* header = find_llmc_header(file)) {
     return open_llmc(std::move(file), *header, data.token_dtype, vocab_size);
   }

@@ -35,7 +35,7 @@ std::optional<TokenType> token_type_of(int code) {
 
 }  // namespace
 
-MegatronIndex::MegatronIndex(const std::string& path) : file_(path) {
+MegatronIndex::MegatronIndex(const std::string& path) : file_(path, "check data.path") {
   read_header();
   check_sequences();
   check_documents();

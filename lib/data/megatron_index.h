@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/range.h"
-#include "data/mapped_file.h"
+#include "core/mapped_file.h"
 #include "data/token_array.h"
 
 namespace invar {

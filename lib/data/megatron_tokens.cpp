@@ -8,7 +8,7 @@ namespace invar {
 namespace {
 
 TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int64_t vocab_size) {
-  MappedFile file(path);
+  MappedFile file(path, "check data.path");
   const int64_t bytes = index.tokens() * size_of(index.type());
   if (file.size() != bytes) {
     throw Error(ErrorKind::kData,

@@ -45,13 +45,20 @@ Arena::~Arena() {
 
 Tensor Arena::allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape) {
   Tensor tensor(nullptr, dtype, device_, shape);
-  const int64_t bytes = (tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  int64_t padded, end;
+  if (__builtin_add_overflow(tensor.bytes(), kAlignment - 1, &padded) ||
+      __builtin_add_overflow(used_, padded / kAlignment * kAlignment, &end)) {
+    throw Error(
+        ErrorKind::kConfig,
+        format("arena '{}': '{}' of {} after {} bytes is too large to address", name_, label, tensor.describe(), used_),
+        "reduce the sizes of the model or of the batch");
+  }
   if (device_ != DeviceType::kMeta) {
-    INVAR_CHECK(used_ + bytes <= capacity_, "arena '{}' of {} bytes is full: {} used, '{}' wants {}", name_, capacity_,
-                used_, label, bytes);
+    INVAR_CHECK(end <= capacity_, "arena '{}' of {} bytes is full: {} used, '{}' wants {}", name_, capacity_, used_,
+                label, end - used_);
     tensor = Tensor(base_ + used_, dtype, device_, shape);
   }
-  used_ += bytes;
+  used_ = end;
   high_water_ = std::max(high_water_, used_);
   return tensor;
 }

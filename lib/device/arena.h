@@ -22,7 +22,8 @@ class Arena {
   Arena& operator=(Arena&&) noexcept;
   ~Arena();
 
-  // Uninitialised after a release; aligned to kAlignment. Throws Error{kFault} naming arena, label and sizes when full.
+  // Uninitialised after a release; aligned to kAlignment. Throws Error{kFault} naming arena, label and sizes when full,
+  // Error{kConfig} if the sizes cannot be counted in 63 bits.
   Tensor allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape);
 
   Mark mark() const { return used_; }

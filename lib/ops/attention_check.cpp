@@ -11,13 +11,6 @@ HeadView one_head_per_group(HeadView q) {
   return q;
 }
 
-void expect_on(const Stream& stream, std::string_view op, std::initializer_list<const Tensor*> tensors) {
-  for (const Tensor* tensor : tensors) {
-    INVAR_CHECK(tensor->device() == stream.device(), "{}: {} on {}, but the stream is on {}", op, tensor->describe(),
-                name_of(tensor->device()), name_of(stream.device()));
-  }
-}
-
 void check_forward_operands(std::string_view op, const Stream& stream, const AttentionParams& params, const HeadView& q,
                             const HeadView& k, const HeadView& v, const HeadView& out, const Tensor& lse) {
   expect_heads(op, "q", q);
@@ -25,7 +18,7 @@ void check_forward_operands(std::string_view op, const Stream& stream, const Att
   expect_heads_like(op, "v", v, one_head_per_group(q));
   expect_heads_like(op, "out", out, q);
   expect(op, "lse", lse, DType::kF32, {q.tokens(), q.heads()});
-  expect_on(stream, op, {&q.buffer, &k.buffer, &v.buffer, &out.buffer, &lse});
+  expect_on(op, stream, {&q.buffer, &k.buffer, &v.buffer, &out.buffer, &lse});
   const std::string refusal = common_attention_refusal(params, q, k);
   INVAR_CHECK(refusal.empty(), "{}: {}", op, refusal);
 }
@@ -60,7 +53,7 @@ void check_attention_backward(const Stream& stream, const AttentionParams& param
   expect_heads_like(kOp, "d_q", d_q, q);
   expect_heads_like(kOp, "d_k", d_k, one_head_per_group(q));
   expect_heads_like(kOp, "d_v", d_v, one_head_per_group(q));
-  expect_on(stream, kOp, {&d_out.buffer, &delta, &d_q.buffer, &d_k.buffer, &d_v.buffer});
+  expect_on(kOp, stream, {&d_out.buffer, &delta, &d_q.buffer, &d_k.buffer, &d_v.buffer});
 }
 
 }  // namespace invar::ops

@@ -44,11 +44,15 @@ void expect_heads_like(std::string_view op, std::string_view name, const HeadVie
               like.head_dim, like.buffer.describe());
 }
 
-bool runs_on_cpu(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors) {
+void expect_on(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors) {
   for (const Tensor* tensor : tensors) {
     INVAR_CHECK(!tensor->defined() || tensor->device() == stream.device(), "{}: {} on {}, but the stream is on {}", op,
                 tensor->describe(), name_of(tensor->device()), name_of(stream.device()));
   }
+}
+
+bool runs_on_cpu(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors) {
+  expect_on(op, stream, tensors);
   INVAR_CHECK(stream.device() != DeviceType::kCuda, "{}: built without CUDA", op);
   return stream.device() == DeviceType::kCpu;
 }

@@ -19,6 +19,8 @@ void expect_float(std::string_view op, std::string_view name, const Tensor& tens
 void expect_heads(std::string_view op, std::string_view name, const HeadView& view);
 // `view` has the tokens, heads, head_dim and dtype of `like`; strides are free.
 void expect_heads_like(std::string_view op, std::string_view name, const HeadView& view, const HeadView& like);
+// The tensors that are defined are on the stream's device.
+void expect_on(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);
 
 // True: compute on the CPU. False: meta, nothing to do. Throws on CUDA, and if a tensor is not on the stream's device.
 bool runs_on_cpu(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
+#include "core/integer.h"
 #include "ops/cpu/element.h"
+#include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
 #include "ops/dispatch.h"
 
@@ -43,12 +47,18 @@ void add_cpu(int threads, int64_t n, const A* a, const B* b, Out* out) {
   });
 }
 
-template <class T>
-void scale_cpu(int threads, int64_t n, T* x, float factor) {
-  cpu::parallel_for(threads, n, 1, [=](Range range) {
-#pragma omp simd
-    for (int64_t i = range.begin; i < range.end; ++i) store(x[i], load(x[i]) * factor);
+// Sum of the n terms of accumulate(i, sum) = sum + term i in fp64. The order depends on n alone: threads share whole
+// blocks, whose sums are joined in ascending order.
+template <class Accumulate>
+double block_sum(int threads, int64_t n, Accumulate accumulate) {
+  std::vector<double> sums(static_cast<size_t>(ceil_div(n, kSumBlock)));
+  cpu::parallel_for(threads, std::ssize(sums), kSumBlock, [&](Range blocks) {
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      sums[static_cast<size_t>(block)] =
+          cpu::lane_block_sum<double>(block * kSumBlock, std::min(n, (block + 1) * kSumBlock), accumulate);
+    }
   });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace
@@ -85,26 +95,19 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
   });
 }
 
-void scale(const Stream& stream, const Tensor& x, float factor) {
-  if (!runs_on_cpu("scale", stream, {&x})) return;
-  visit_float("scale", x.dtype(),
-              [&]<class T>(std::type_identity<T>) { scale_cpu(stream.threads(), x.numel(), x.data<T>(), factor); });
-}
-
 double sum_of_squares(const Stream& stream, const Tensor& x) {
   expect_f32("sum_of_squares", x);
-  double total = 0;
-  if (!runs_on_cpu("sum_of_squares", stream, {&x})) return total;
-  for (const float value : x.span<float>()) total += static_cast<double>(value) * static_cast<double>(value);
-  return total;
+  if (!runs_on_cpu("sum_of_squares", stream, {&x})) return 0;
+  return block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
+    return sum + static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  });
 }
 
 double sum(const Stream& stream, const Tensor& x) {
   expect_f32("sum", x);
-  double total = 0;
-  if (!runs_on_cpu("sum", stream, {&x})) return total;
-  for (const float value : x.span<float>()) total += static_cast<double>(value);
-  return total;
+  if (!runs_on_cpu("sum", stream, {&x})) return 0;
+  return block_sum(stream.threads(), x.numel(),
+                   [x = x.data<float>()](int64_t i, double sum) { return sum + static_cast<double>(x[i]); });
 }
 
 }  // namespace invar::ops

@@ -18,6 +18,10 @@ struct HeadView {
   int64_t tokens() const { return buffer.dim(0); }
   int64_t heads() const { return groups * heads_per_group; }
   int64_t token_stride() const { return buffer.dim(1); }
+  // Index in the buffer of the first element of a head, 0 to heads() − 1.
+  int64_t index(int64_t token, int64_t head) const {
+    return token * token_stride() + head / heads_per_group * group_stride + offset + head % heads_per_group * head_dim;
+  }
 };
 
 }  // namespace invar::ops

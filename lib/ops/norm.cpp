@@ -76,25 +76,17 @@ void rms_norm_backward_cpu(int threads, int64_t tokens, int64_t width, const T* 
   });
 }
 
-// A HeadView as a kernel sees it: rows are (token, head) pairs, tokens outermost.
+// A HeadView as rows of head_dim elements: (token, head) pairs, tokens outermost.
 template <class T>
 struct HeadRows {
-  explicit HeadRows(const HeadView& view)
-      : data(view.buffer.data<T>() + view.offset),
-        heads(view.heads()),
-        heads_per_group(view.heads_per_group),
-        head_dim(view.head_dim),
-        group_stride(view.group_stride),
-        token_stride(view.token_stride()) {}
+  explicit HeadRows(const HeadView& of)
+      : view(of), data(of.buffer.data<T>()), heads(of.heads()), head_dim(of.head_dim) {}
 
-  T* row(int64_t index) const {
-    const int64_t token = index / heads;
-    const int64_t head = index % heads;
-    return data + token * token_stride + head / heads_per_group * group_stride + head % heads_per_group * head_dim;
-  }
+  T* row(int64_t index) const { return data + view.index(index / heads, index % heads); }
 
+  HeadView view;
   T* data;
-  int64_t heads, heads_per_group, head_dim, group_stride, token_stride;
+  int64_t heads, head_dim;
 };
 
 struct Rotation {

@@ -5,10 +5,10 @@
 
 namespace invar {
 
-double learning_rate(const ScheduleConfig& schedule, double lr, int64_t total_steps, int64_t step) {
+double learning_rate(const ScheduleConfig& schedule, double lr, int64_t decay_steps, int64_t step) {
   const auto n = static_cast<double>(step - 1);
   const auto warmup = static_cast<double>(schedule.warmup_steps);
-  const auto end = static_cast<double>(schedule.decay_steps > 0 ? schedule.decay_steps : total_steps);
+  const auto end = static_cast<double>(decay_steps);
   if (warmup > 0 && n <= warmup) return lr * n / warmup;
   if (schedule.kind == ScheduleKind::kConstant) return lr;
   if (n > end) return schedule.min_lr;

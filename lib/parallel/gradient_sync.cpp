@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/integer.h"
+
 namespace invar {
 namespace {
 
 int64_t aligned(int64_t element) {
-  constexpr int64_t kAlign = ParameterTable::kAlignment;
-  return (element + kAlign - 1) / kAlign * kAlign;
+  return round_up(element, ParameterTable::kAlignment);
 }
 
 int64_t padded_end(const Weight& weight) {

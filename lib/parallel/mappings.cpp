@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "ops/elementwise.h"
 #include "parallel/unit_partition.h"
 
@@ -16,7 +17,7 @@ void TensorRegion::set_tokens(int64_t tokens) {
     return;
   }
   const int64_t block = tokens % group_.size() == 0 ? 1 : kTokenBlock;
-  for (const Range& blocks : split_units((tokens + block - 1) / block, group_.size())) {
+  for (const Range& blocks : split_units(ceil_div(tokens, block), group_.size())) {
     slices_.push_back({std::min(tokens, blocks.begin * block), std::min(tokens, blocks.end * block)});
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "core/philox.h"
 
 namespace invar {
@@ -54,7 +55,10 @@ void ParameterTable::allocate(Arena& values, Arena& gradients, DType dtype) {
   for (const WeightId id : layout_) {
     Weight& w = weights_[static_cast<size_t>(id)];
     w.offset = flat_size_;
-    flat_size_ += (w.rows * w.cols + kAlignment - 1) / kAlignment * kAlignment;
+    // As tensors, so that sizes that cannot be addressed are refused before they overflow.
+    const Tensor whole(nullptr, DType::kF32, DeviceType::kMeta, {w.rows, w.cols});
+    flat_size_ += round_up(whole.numel(), kAlignment);
+    (void)Tensor(nullptr, DType::kF32, DeviceType::kMeta, {flat_size_});
   }
   flat_values_ = values.allocate("parameters", dtype, {flat_size_});
   flat_gradients_ = gradients.allocate("gradients", DType::kF32, {flat_size_});

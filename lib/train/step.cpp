@@ -59,7 +59,7 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   if (hooks.gradients_complete) hooks.gradients_complete();
   require_finite(result.loss, result.grad_norm);
 
-  result.lr = learning_rate(config.schedule, config.optimizer.lr, config.train.steps, step + 1);
+  result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
   state.update(step + 1, result.lr, clip_coefficient(result.grad_norm, config.optimizer.clip_grad));
   return result;
 }

@@ -4,6 +4,7 @@
 #include <exception>
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "checkpoint/hf_weights.h"
 #include "config/hf_config.h"
@@ -60,7 +61,8 @@ void prepare_export_folder(const std::string& folder) {
   fs::create_directories(folder, error);
   if (error) refuse_export(folder, "cannot be created: " + error.message());
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().extension() == ".safetensors") refuse_export(folder, "holds weights already");
+    const fs::path& path = entry->path();
+    if (path.extension() == ".safetensors") refuse_export(folder, format("holds {} already", path.filename().string()));
   }
   const fs::path probe = fs::path(folder) / ".invar_probe";
   if (error || !std::ofstream(probe)) refuse_export(folder, "cannot be written");
@@ -106,7 +108,8 @@ void Trainer::fill_weights(TrainState& state) const {
 }
 
 void Trainer::describe(Log& log, const MemorySizes& memory) const {
-  log.info(to_yaml(config_));
+  std::istringstream resolved(to_yaml(config_));
+  for (std::string line; std::getline(resolved, line);) log.info(line);
   const Topology& grid = groups_.topology;
   log.info(format("{} ranks: tensor {}{} x data {}, {} threads each on {}", grid.world(), grid.tensor,
                   config_.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data,

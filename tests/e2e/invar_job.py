@@ -20,8 +20,12 @@ MPIRUN = os.environ.get("MPIRUN", "mpirun")
 LAUNCH = [MPIRUN, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
-FAILURE_SECONDS = 10  # a job that fails ends within this time
-RUN_SECONDS = 60
+# A build with sanitizers is several times slower, and takes terabytes of addresses.
+SANITIZED = bool(os.environ.get("INVAR_SANITIZE"))
+SLOWER = 5 if SANITIZED else 1
+
+FAILURE_SECONDS = 10 * SLOWER  # a job that fails ends within this time
+RUN_SECONDS = 60 * SLOWER
 
 SEQUENCE = 16
 VOCABULARY = 250
@@ -84,6 +88,17 @@ def read_lines(path):
 
 def series(run_folder, key):
     return [line[key] for line in read_lines(pathlib.Path(run_folder) / "metrics.jsonl") if key in line]
+
+
+def tamper(path, name, change):
+    """Replaces the bytes of one tensor of a safetensors file by what change(bytes) returns, of the same length."""
+    data = bytearray(path.read_bytes())
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    first, last = json.loads(data[8:begin])[name]["data_offsets"]
+    changed = change(bytes(data[begin + first:begin + last]))
+    assert len(changed) == last - first
+    data[begin + first:begin + last] = changed
+    path.write_bytes(data)
 
 
 def write_tokens(path, tokens):

@@ -164,6 +164,28 @@ class Layout(JobTest):
                 self.fail_with(USAGE, "device = cuda", "without CUDA", "device: cpu", arguments=arguments, ranks=ranks)
 
 
+class PrintingCommands(JobTest):
+    """plan and keys compute nothing in parallel; under mpirun rank 0 speaks for all."""
+
+    def test_plan_is_printed_once(self):
+        config = self.config(parallel={"tensor": 2})
+        alone = self.succeed("plan", config, "--world", 4)
+        self.assertEqual(alone.stdout.count("memory per rank"), 1)
+        self.assertEqual(self.succeed("plan", config, "--world", 4, ranks=3).stdout, alone.stdout)
+
+    def test_plan_is_refused_once(self):
+        config = self.config(parallel={"tensor": 3})
+        for code, expected, arguments in ((USAGE, "parallel.tensor = 3 does not divide", [config]),
+                                          (USAGE, "nowhere.yaml", ["nowhere.yaml"])):
+            outcome = self.fail_with(code, expected, arguments=["plan", *arguments, "--world", 3], ranks=3)
+            self.assertEqual(outcome.stdout, "")
+
+    def test_keys_are_printed_once(self):
+        alone = self.succeed("keys")
+        self.assertEqual(alone.stdout.count("end-of-document token"), 1)
+        self.assertEqual(self.succeed("keys", ranks=3).stdout, alone.stdout)
+
+
 class TokenIds(JobTest):
     """An id past the vocabulary, in a file of 16 samples of which every step reads four."""
 
@@ -298,7 +320,7 @@ class RunFolders(JobTest):
         self.write("export/model-00001-of-00002.safetensors", "weights of another run")
         for ranks in (None, 2):
             outcome = self.fail_with(USAGE, "checkpoint.export_dir = export holds model-00001-of-00002.safetensors",
-                                     "another folder",
+                                     "without weights",
                                      arguments=["train", self.config(), "checkpoint.export_dir=export"], ranks=ranks)
             self.assertNotIn("loss", outcome.stdout)
 
@@ -320,7 +342,7 @@ class Killed(JobTest):
         config = self.config(parallel=layout, train={"steps": 1000000}, log={"dir": "run", "every": 1})
         process = self.start("train", config, ranks=ranks)
         metrics = self.folder / "run" / "metrics.jsonl"
-        trains = invar_job.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 30)
+        trains = invar_job.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, invar_job.RUN_SECONDS)
         self.assertTrue(trains, "no step was trained")
         pids = invar_job.ranks_of(process.pid)
         self.assertEqual(len(pids), ranks)

@@ -1,6 +1,6 @@
 """What invar does when all is well: the same losses at every layout, what a run leaves behind, and its way back in."""
 import json
-import os
+import random
 import re
 import resource
 import shutil
@@ -11,7 +11,7 @@ import unittest
 
 import invar_job
 from invar_job import (REFERENCE, ROOT, SEQUENCE, SMALL, VOCABULARY, JobTest, read_lines, read_safetensors_header, series,
-                       to_yaml, write_tokens)
+                       tamper, to_yaml, write_tokens)
 
 USAGE, DATA, FAULT = 2, 3, 1
 ESCAPE = "\x1b"
@@ -61,6 +61,67 @@ class Layouts(JobTest):
         self.assertEqual(losses["one"], expected)  # mpirun -n 1 changes no bit
         others = self.train("seed", "train.seed=5")
         self.assertGreater(abs(others[0] - expected[0]), 1e-4)  # and 1e-5 tells runs apart
+
+
+class Evaluation(JobTest):
+    """The validation loss of every layout, on data of each kind that keeps a part for it."""
+
+    def test_validation_losses_agree(self):
+        tokens = random.Random(4)
+        write_tokens(self.folder / "random.bin", [tokens.randrange(VOCABULARY) for _ in range(64 * SEQUENCE + 1)])
+        for data in ({"kind": "mock"},
+                     {"kind": "tokens", "path": "random.bin", "token_dtype": "uint16", "validation_fraction": 0.25}):
+            self.config(data=data, optimizer={"lr": 1e-2}, train={"eval_every": 2, "eval_batches": 3})
+            found = {}
+            for name in ("alone", "uneven", "tensor_data"):
+                layout, ranks = LAYOUTS[name]
+                run = f"{data['kind']}_{name}"
+                losses = self.train(run, *overrides(layout), ranks=ranks)
+                found[name] = series(self.folder / run, "validation_loss")
+                self.assertNotIn(found[name][0], losses)  # other samples than those trained on
+            expected = found["alone"]
+            self.assertEqual(len(expected), 3)
+            self.assertGreater(max(expected) - min(expected), 1e-3)  # the weights move between evaluations
+            for name, losses in found.items():
+                with self.subTest(data["kind"], layout=name):
+                    self.assertEqual(len(losses), len(expected))
+                    for loss, want in zip(losses, expected):
+                        self.assertAlmostEqual(loss, want, delta=1e-5)
+
+
+class MaskedLoss(JobTest):
+    """data.eod_mask_loss where document ends are frequent and samples hold from none to many of them, so that ranks and
+    micro-batches count different numbers of labels."""
+
+    EOD = 7
+
+    def setUp(self):
+        super().setUp()
+        numbers = random.Random(5)
+        tokens = [self.EOD if numbers.random() < sample % 4 * 0.25 else numbers.randrange(10, VOCABULARY)
+                  for sample in range(32) for _ in range(SEQUENCE)]
+        write_tokens(self.folder / "ends.bin", [*tokens, 10])
+
+    def losses(self, name, micro_batch, layout="alone", mask=True):
+        keys = {"eod_mask_loss": "true", "eod_id": self.EOD} if mask else {}
+        self.config(data={"kind": "tokens", "path": "ends.bin", "token_dtype": "uint16", **keys},
+                    train={"micro_batch_size": micro_batch}, optimizer={"lr": 1e-2})
+        parallel, ranks = LAYOUTS[layout]
+        return self.train(name, *overrides(parallel), ranks=ranks)
+
+    def test_losses_agree(self):
+        expected = self.losses("whole", 4)
+        self.assertEqual(len(expected), 6)
+        others = {"accumulated": self.losses("accumulated", 1),
+                  "tensor_data": self.losses("tensor_data", 2, "tensor_data"),
+                  "tensor_data_accumulated": self.losses("tensor_data_accumulated", 1, "tensor_data")}
+        for name, losses in others.items():
+            with self.subTest(name):
+                self.assertEqual(len(losses), len(expected))
+                for step, (loss, want) in enumerate(zip(losses, expected), 1):
+                    self.assertAlmostEqual(loss, want, delta=1e-5, msg=f"step {step}")
+        for step, (loss, want) in enumerate(zip(self.losses("unmasked", 4, mask=False), expected), 1):
+            self.assertGreater(abs(loss - want), 1e-3, f"step {step}")
 
 
 class RunFolder(JobTest):
@@ -224,9 +285,8 @@ class Plan(JobTest):
     def plan(self, config, world, *overrides):
         """In 1 GiB of address space: nothing of the model's size is allocated."""
         arguments = invar_job.command(["plan", config, "--world", world, *overrides])
-        sanitized = os.environ.get("INVAR_SANITIZE")  # their shadow memory takes terabytes of addresses
-        limit = resource.RLIM_INFINITY if sanitized else 1 << 30
-        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True, timeout=20,
+        limit = resource.RLIM_INFINITY if invar_job.SANITIZED else 1 << 30
+        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True, timeout=20 * invar_job.SLOWER,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         return invar_job.Outcome(done.returncode, done.stdout, done.stderr, 0)
 
@@ -273,37 +333,36 @@ class Parity(JobTest):
         shutil.rmtree(self.folder / "case", ignore_errors=True)
         return shutil.copytree(REFERENCE / "qwen3", self.folder / "case")
 
-    def tamper(self, path, name, scale):
-        """Scales the first ten values of a float32 tensor."""
-        data = bytearray(path.read_bytes())
-        begin = 8 + struct.unpack("<Q", data[:8])[0]
-        at = begin + json.loads(data[8:begin])[name]["data_offsets"][0]
-        values = struct.unpack_from("<10f", data, at)
-        struct.pack_into("<10f", data, at, *(scale * value for value in values))
-        path.write_bytes(data)
+    def scale(self, path, name, factor):
+        """The first ten values of a float32 tensor."""
+        tamper(path, name, lambda data: struct.pack("<10f", *(factor * x for x in struct.unpack("<10f", data[:40])))
+               + data[40:])
+
+    def outside(self, outcome):
+        """Rows of the table beyond their band."""
+        self.assertEqual(outcome.code, 1, outcome)
+        return [line.split("  ")[0] for line in outcome.stdout.splitlines() if line.endswith("OUTSIDE")]
 
     def test_cases_agree(self):
-        for case in ("qwen3", "qwen3_untied"):
+        for case in ("qwen3", "qwen3_untied", "qwen3_batch16"):
             outcome = self.succeed("parity", REFERENCE / case)
             self.assertNotIn("OUTSIDE", outcome.stdout)
-            for row in ("hidden states", "logits", "loss of ten steps", "gradient self_attn.q_norm"):
+            for row in ("hidden states", "logits", "loss of every step", "gradient self_attn.q_norm"):
                 self.assertRegex(outcome.stdout, rf"(?m)^{row} .* ok$")
 
     def test_tampered_expectations(self):
         rows = {"logits": "logits", "hidden.2": "hidden states", "grad.model.layers.1.mlp.up_proj.weight":
-                "gradient mlp.up_proj", "traj_loss": "loss of ten steps", "traj_grad_norm": "gradient norm of ten steps"}
+                "gradient mlp.up_proj", "traj_loss": "loss of every step", "traj_grad_norm": "norm of every step's gradient"}
         for tensor, row in rows.items():
             with self.subTest(tensor):
                 case = self.copy_case()
-                self.tamper(case / "expected.safetensors", tensor, 1.1)
+                self.scale(case / "expected.safetensors", tensor, 1.1)
                 outcome = self.run_invar("parity", case)
-                self.assertEqual(outcome.code, 1, outcome)
-                outside = [line.split("  ")[0] for line in outcome.stdout.splitlines() if line.endswith("OUTSIDE")]
-                self.assertEqual(outside, [row], outcome)
+                self.assertEqual(self.outside(outcome), [row], outcome)
 
     def test_tampered_weights_under_mpirun(self):
         case = self.copy_case()
-        self.tamper(case / "model.safetensors", "model.layers.3.self_attn.q_norm.weight", 1.1)
+        self.scale(case / "model.safetensors", "model.layers.3.self_attn.q_norm.weight", 1.1)
         outcome = self.run_invar("parity", case, "parallel.tensor=2", ranks=2)
         self.assertEqual(outcome.code, 1, outcome)
         self.assertRegex(outcome.stdout, r"gradient self_attn.q_norm .* OUTSIDE")
@@ -312,7 +371,7 @@ class Parity(JobTest):
         outcome = self.run_invar("parity", REFERENCE / "qwen3", "numerics.precision=bf16")
         self.assertEqual(outcome.code, 1, outcome)
         self.assertEqual(outcome.errors, [])
-        for row in ("logits", "hidden states", "gradient mlp.up_proj", "loss of ten steps"):
+        for row in ("logits", "hidden states", "gradient mlp.up_proj", "loss of every step"):
             self.assertRegex(outcome.stdout, rf"(?m)^{row} .* OUTSIDE$")
 
     def test_missing_folder(self):
@@ -332,6 +391,56 @@ class Parity(JobTest):
             self.fail_with(DATA, "expected.safetensors", "does not match case.json", arguments=["parity", "case"],
                            ranks=ranks)
 
+    def edit_case(self, case, **changes):
+        fields = json.loads((REFERENCE / "qwen3" / "case.json").read_text())
+        (case / "case.json").write_text(json.dumps({**fields, **changes}))
+        return fields["optimizer"]
+
+    def test_optimizer_is_that_of_the_case(self):
+        case = self.copy_case()
+        optimizer = self.edit_case(case)
+        for key, value in {"lr": 1e-3, "beta1": 0.8, "beta2": 0.999, "eps": 1e-3, "weight_decay": 1.0,
+                           "clip_grad": 0}.items():
+            with self.subTest(key):
+                self.edit_case(case, optimizer={**optimizer, key: value})
+                self.assertIn("loss of every step", self.outside(self.run_invar("parity", case)))
+
+    def test_case_without_an_optimizer(self):
+        case = self.copy_case()
+        (case / "case.json").write_text('{"batch": 4, "seq": 32, "steps": 10, "seed": 11}')
+        self.assertEqual(self.succeed("parity", case).stdout.replace(str(case), ""),
+                         self.succeed("parity", REFERENCE / "qwen3").stdout.replace(str(REFERENCE / "qwen3"), ""))
+
+    def test_broken_optimizer(self):
+        case = self.copy_case()
+        good = self.edit_case(case)
+        missing = {key: value for key, value in good.items() if key != "eps"}
+        for optimizer, expected in ((missing, "optimizer.eps must be a number above 0"),
+                                    ({**good, "eps": 0}, "optimizer.eps must be a number above 0"),
+                                    ({**good, "lr": "3e-4"}, "optimizer.lr must be a number"),
+                                    ({**good, "beta2": 1}, "optimizer.beta2 must be a number of at least 0 and below 1"),
+                                    ({**good, "clip_grad": -1}, "optimizer.clip_grad must be a number of at least 0"),
+                                    ({**good, "momentum": 0.9}, "unknown key optimizer.momentum"),
+                                    (None, "optimizer.lr must be a number"), ([3e-4], "optimizer.lr must be a number")):
+            with self.subTest(optimizer=optimizer):
+                self.edit_case(case, optimizer=optimizer)
+                self.fail_with(DATA, "case/case.json", expected, "make_reference.py", arguments=["parity", "case"])
+
+    def test_token_outside_the_vocabulary(self):
+        at = 2 * 4 * 33 + 3 * 33 + 32  # the last label of step 2, sample 3
+        for bad in (VOCABULARY, -1, (1 << 32) + 5):
+            case = self.copy_case()
+            tamper(case / "expected.safetensors", "tokens",
+                   lambda data: data[:8 * at] + struct.pack("<q", bad) + data[8 * at + 8:])
+            for ranks in (None, 2):
+                with self.subTest(bad, ranks=ranks):
+                    self.fail_with(DATA, "case/expected.safetensors", f"step 2, sample 3, position 32 has id {bad},",
+                                   f"[0, {VOCABULARY})", arguments=["parity", "case"], ranks=ranks)
+
+    def test_batch_that_the_ranks_do_not_divide(self):
+        self.fail_with(USAGE, "train.global_batch_size = 16 is not a multiple of", "1 · 3 = 3",
+                       arguments=["parity", REFERENCE / "qwen3_batch16"], ranks=3)
+
     def test_overrides_that_the_case_fixes(self):
         case = REFERENCE / "qwen3"
         for override in ("train.steps=3", "optimizer.lr=1", "model.hidden_size=64", "data.kind=mock"):
@@ -350,7 +459,7 @@ class Tokenise(JobTest):
     def tokenise(self, form):
         output = self.folder / f"{form}.bin"
         done = subprocess.run([sys.executable, ROOT / "tools" / "tokenise", *self.INPUTS, "--output", output, "--format",
-                               form], capture_output=True, text=True, timeout=20)
+                               form], capture_output=True, text=True, timeout=20 * invar_job.SLOWER)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -397,7 +506,7 @@ class Launch(JobTest):
 
     def launch(self, *arguments, **environment):
         return subprocess.run([ROOT / "launch" / "mpirun", *arguments], cwd=self.folder, capture_output=True, text=True,
-                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=20)
+                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=20 * invar_job.SLOWER)
 
     def test_trains(self):
         done = self.launch("-n", "2", self.config(), "train.steps=1", "parallel.tensor=2")

@@ -1,12 +1,52 @@
-"""Hugging Face transformers on weights that invar trained and exported. Skipped where Python has no transformers."""
+"""invar against Hugging Face transformers at work: on weights that invar exported, and for a parity case of one's own.
+Skipped where Python has no transformers.
+"""
 import importlib.util
+import json
+import re
+import subprocess
+import sys
 import unittest
 
 import test_runs
+from invar_job import REFERENCE, ROOT, JobTest
+
+needs_transformers = unittest.skipUnless(
+    all(map(importlib.util.find_spec, ("torch", "transformers", "safetensors"))),
+    "Python has no torch, transformers and safetensors")
 
 
-@unittest.skipUnless(all(map(importlib.util.find_spec, ("torch", "transformers", "safetensors"))),
-                     "Python has no torch, transformers and safetensors")
+@needs_transformers
+class OwnCase(JobTest):
+    """tools/make_reference.py for a model and an optimizer of the user's own."""
+
+    def make(self, *arguments, **model):
+        config = json.loads((REFERENCE / "qwen3" / "config.json").read_text())
+        (self.folder / "config.json").write_text(json.dumps({**config, **model}))
+        done = subprocess.run([sys.executable, "-B", ROOT / "tools" / "make_reference.py", "config.json", "--out", "case",
+                               *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_matrix_leaves_out_what_does_not_fit(self):
+        self.make("--batch", 6, "--seq", 8, "--steps", 2, num_attention_heads=4, num_key_value_heads=2,
+                  num_hidden_layers=1, layer_types=["full_attention"])
+        lines = self.succeed("parity", "case", "--matrix").stdout.splitlines()
+        layouts = [line for line in lines if line.startswith("tensor ")]
+        self.assertEqual(lines[-1], f"{len(layouts)} layouts, 0 outside the band")
+        self.assertEqual({re.match(r"tensor (\d)", line)[1] for line in layouts}, {"1", "2", "3", "4"})
+        self.assertIn("left out   8: tensor 8: this model can be cut into at most 4 parts", lines)
+        self.assertEqual(sum(int(line.split()[2][:-1]) for line in lines if line.startswith("left out "))
+                         + len(layouts), 76)
+
+    def test_optimizer(self):
+        own = {"lr": 1e-2, "beta1": 0.8, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.3, "clip_grad": 0}
+        self.make("--batch", 2, "--seq", 8, "--steps", 5,
+                  *[text for key, value in own.items() for text in ("--" + key.replace("_", "-"), value)])
+        self.assertEqual(json.loads((self.folder / "case" / "case.json").read_text())["optimizer"], own)
+        self.succeed("parity", "case")
+
+
+@needs_transformers
 class Transformers(test_runs.ExportedRun):
     def test_loss_of_the_exported_weights(self):
         import torch

@@ -14,7 +14,8 @@ using namespace invar;
 
 namespace {
 
-// Three KV heads: two ranks get two and one of them; of four ranks, two hold the same one.
+// Three KV heads: two ranks get two and one of them. Of four ranks, two hold the same one, with two and one of its
+// query heads: its rows lie at different places in their buffers.
 Topology layout_of(int world_size) {
   switch (world_size) {
     case 6:
@@ -32,11 +33,11 @@ Config awkward_model(Precision precision, const Topology& layout) {
   Config config;
   config.model.vocab_size = 71;
   config.model.hidden_size = 40;
-  config.model.intermediate_size = 54;
-  config.model.num_hidden_layers = 2;
-  config.model.num_attention_heads = 6;
+  config.model.intermediate_size = 150;
+  config.model.num_hidden_layers = 6;
+  config.model.num_attention_heads = 9;
   config.model.num_key_value_heads = 3;
-  config.model.head_dim = 10;
+  config.model.head_dim = 32;
   config.model.rope_theta = 1e4;
   config.parallel.uneven = true;
   config.parallel.tensor = layout.tensor;
@@ -157,6 +158,7 @@ TEST_CASE("copies of a weight stay equal to the bit") {
 TEST_CASE("a sum whose order depends on its owner lets the copies drift apart") {
   const Copies copies = train(Precision::kF32, true);
   CHECK(copies.over_data == 0);
-  // Two terms have one order.
-  CHECK((differing_on_any_rank(copies) > 0) == (layout_of(mpi_session().world().size()).data > 2));
+  // Two terms have one order, and the norms, at the end of every buffer, one owner.
+  const Topology layout = layout_of(mpi_session().world().size());
+  CHECK((differing_on_any_rank(copies) > 0) == (layout.data > 2 && layout.tensor > 3));
 }

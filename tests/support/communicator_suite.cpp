@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/philox.h"
 #include "support/guarded_buffer.h"
 
 namespace invar {
@@ -209,6 +210,58 @@ void same_bits_case(Communicator& world, Findings& findings) {
   run(double{}, 0x1p-53);
 }
 
+// A term whose magnitude is anything between 2^-12 and 2^12: nearly every order of a sum gives other bits.
+template <class T>
+T wide_term(int rank, int64_t i) {
+  const Philox random(7, RandomPurpose::kWeights, static_cast<uint64_t>(rank));
+  const auto words = random.block(static_cast<uint64_t>(i));
+  const double mantissa = 1.0 + words[0] * 0x1p-32;
+  const double value = std::ldexp(words[2] % 2 == 0 ? mantissa : -mantissa, static_cast<int>(words[1] % 25) - 12);
+  if constexpr (std::same_as<T, BF16>) {
+    return BF16(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// Element i of the sum, added in ascending rank order.
+template <class T>
+T ascending_sum(int size, int64_t i) {
+  T sum = wide_term<T>(0, i);
+  for (int rank = 1; rank < size; ++rank) {
+    if constexpr (std::same_as<T, BF16>) {
+      sum = BF16(static_cast<float>(sum) + static_cast<float>(wide_term<T>(rank, i)));
+    } else {
+      sum += wide_term<T>(rank, i);
+    }
+  }
+  return sum;
+}
+
+// Sums follow the ranks whatever the operation, the sizes and how the counts are cut. The lengths lie on both sides of
+// what an implementation may send or add at once.
+void order_of_sums_case(Communicator& world, Findings& findings) {
+  const auto run = [&]<class T>(T) {
+    const auto term = [&](int64_t i) { return wide_term<T>(world.rank(), i); };
+    for (const int64_t count : {1, 1000, 1025, 5000, 40'000}) {
+      GuardedBuffer<T> buffer(count, term);
+      world.all_reduce(kStream, buffer.tensor(), ReduceOp::kSum);
+      compare(findings, "order of all_reduce", buffer, [&](int64_t i) { return ascending_sum<T>(world.size(), i); });
+    }
+    for (const auto& counts : count_patterns(world.size(), 12'345)) {
+      const int64_t begin = begin_of(counts, world.rank());
+      GuardedBuffer<T> send(total_of(counts), term);
+      GuardedBuffer<T> receive(counts[static_cast<size_t>(world.rank())]);
+      world.reduce_scatter(kStream, send.tensor(), receive.tensor(), counts, ReduceOp::kSum);
+      compare(findings, "order of reduce_scatter", receive,
+              [&](int64_t i) { return ascending_sum<T>(world.size(), begin + i); });
+    }
+  };
+  run(float{});
+  run(BF16{});
+  run(double{});
+}
+
 void all_gather_case(Communicator& world, Findings& findings) {
   for_each_layout(world, [&]<class T>(T, const std::vector<int64_t>& counts, bool in_place) {
     const int64_t begin = begin_of(counts, world.rank());
@@ -328,11 +381,17 @@ void values_case(Communicator& world, Findings& findings) {
 }  // namespace
 
 std::vector<SuiteCase> collective_cases() {
-  return {{"all_reduce", all_reduce_case},         {"bf16 rounding", bf16_rounding_case},
-          {"not a number", not_a_number_case},     {"same bits", same_bits_case},
-          {"all_gather", all_gather_case},         {"reduce_scatter", reduce_scatter_case},
-          {"all_to_all", all_to_all_case},         {"broadcast", broadcast_case},
-          {"point to point", point_to_point_case}, {"values", values_case}};
+  return {{"all_reduce", all_reduce_case},
+          {"bf16 rounding", bf16_rounding_case},
+          {"not a number", not_a_number_case},
+          {"same bits", same_bits_case},
+          {"order of sums", order_of_sums_case},
+          {"all_gather", all_gather_case},
+          {"reduce_scatter", reduce_scatter_case},
+          {"all_to_all", all_to_all_case},
+          {"broadcast", broadcast_case},
+          {"point to point", point_to_point_case},
+          {"values", values_case}};
 }
 
 std::vector<SuiteCase> communicator_suite() {

@@ -9,6 +9,17 @@
 
 namespace invar::test {
 
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw std::runtime_error("cannot read " + path.string());
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  if (!(stream << bytes).flush()) throw std::runtime_error("cannot write " + path.string());
+}
+
 // A folder of its own for a test, removed at the end.
 class TemporaryFolder {
  public:
@@ -27,19 +38,17 @@ class TemporaryFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 
+  // Writes a file of the folder, in subfolders if the name has them, and gives its path.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    const std::filesystem::path file = path_ / name;
+    std::filesystem::create_directories(file.parent_path());
+    write_file(file, bytes);
+    return file.string();
+  }
+  std::string read(const std::string& name) const { return read_file(path_ / name); }
+
  private:
   std::filesystem::path path_;
 };
-
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw std::runtime_error("cannot read " + path.string());
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
-  if (!(stream << bytes).flush()) throw std::runtime_error("cannot write " + path.string());
-}
 
 }  // namespace invar::test

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "ops/attention.h"
 #include "ops/cpu/element.h"
 #include "ops/cpu/tile_product.h"
@@ -13,10 +14,6 @@ namespace invar::ops::cpu {
 // Queries, and keys, of a tile. At head_dim 128 the dozen tiles of backward take 600 KB: a second-level cache.
 constexpr int64_t kTile = 96;
 static_assert(kTile % kPanelRows == 0 && kTile % kPanelColumns == 0);
-
-inline int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Which queries and keys of a pair of tiles see each other: query − window < key − shift ≤ query, where indices start
 // at the tiles and shift is the distance from the first key to the first query.
@@ -44,7 +41,7 @@ struct Band {
 };
 
 // The sizes of one call, and the division of each sample into tiles.
-struct Problem {
+struct AttentionTiling {
   int64_t sequence;
   int64_t window;  // never 0
   int64_t samples;
@@ -54,7 +51,7 @@ struct Problem {
   float scale;
   int64_t tiles;  // of one sample
 
-  Problem(const AttentionParams& params, const HeadView& q)
+  AttentionTiling(const AttentionParams& params, const HeadView& q)
       : sequence(params.sequence_length),
         window(params.window == 0 ? sequence : std::min(params.window, sequence)),
         samples(q.tokens() / sequence),
@@ -75,19 +72,15 @@ struct Problem {
 };
 
 // Tokens of one sample and one head, as a view holds them.
-struct HeadRows {
+struct SampleHead {
   const HeadView& view;
   int64_t sample_begin;  // token
-  int64_t group;
-  int64_t head;  // in the group
+  int64_t head;          // of all groups
 
-  int64_t index(int64_t token) const {
-    return (sample_begin + token) * view.token_stride() + group * view.group_stride + view.offset +
-           head * view.head_dim;
-  }
+  int64_t index(int64_t token) const { return view.index(sample_begin + token, head); }
 };
 
-inline void load_rows(const HeadRows& from, Range tokens, float scale, Tile& to) {
+inline void load_rows(const SampleHead& from, Range tokens, float scale, Tile& to) {
   visit_float("attention", from.view.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     const T* elements = from.view.buffer.data<T>();
     for (int64_t i = 0; i < tokens.size(); ++i) {
@@ -99,7 +92,7 @@ inline void load_rows(const HeadRows& from, Range tokens, float scale, Tile& to)
 }
 
 // Rows of `from`, beginning at first_row, to the tokens.
-inline void store_rows(const Tile& from, int64_t first_row, float scale, Range tokens, const HeadRows& to) {
+inline void store_rows(const Tile& from, int64_t first_row, float scale, Range tokens, const SampleHead& to) {
   visit_float("attention", to.view.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     T* elements = to.view.buffer.data<T>();
     for (int64_t i = 0; i < tokens.size(); ++i) {
@@ -132,15 +125,17 @@ inline void zero_rows(Tile& tile, int64_t rows) {
 }
 
 // scores (keys, queries) = k · q_tᵀ, where any pair of a panel is visible.
-inline void score_product(const Problem& problem, const Band& band, const Tile& k, const Tile& q_t, Tile& scores) {
+inline void score_product(const AttentionTiling& tiling, const Band& band, const Tile& k, const Tile& q_t,
+                          Tile& scores) {
   tile_product(band.keys, band.queries, LeftFactor::plain(k), q_t, scores, false, [&](Range keys, Range queries) {
-    return intersect(band.queries_of(keys), queries).empty() ? Range{} : Range{0, problem.head_dim};
+    return intersect(band.queries_of(keys), queries).empty() ? Range{} : Range{0, tiling.head_dim};
   });
 }
 
 // to (queries, D) += weightsᵀ · rows, with weights (keys, queries) and rows (keys, D).
-inline void add_over_keys(const Problem& problem, const Band& band, const Tile& weights, const Tile& rows, Tile& to) {
-  tile_product(band.queries, problem.head_dim, LeftFactor::transposed(weights), rows, to, true,
+inline void add_over_keys(const AttentionTiling& tiling, const Band& band, const Tile& weights, const Tile& rows,
+                          Tile& to) {
+  tile_product(band.queries, tiling.head_dim, LeftFactor::transposed(weights), rows, to, true,
                [&](Range queries, Range) { return band.keys_of(queries); });
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/integer.h"
 #include "core/range.h"
 #include "ops/cpu/gemm_kernel.h"
 #include "ops/cpu/gemm_pack.h"
@@ -23,19 +24,12 @@ constexpr int64_t kDepth = 256;
 constexpr int64_t kBlockRows = 192;
 constexpr int64_t kTileRows = 768;
 constexpr int64_t kTileCols = 1024;
-constexpr int64_t kMinWorkPerThread = 1 << 18;  // multiply-adds; less is not worth waking a thread
-constexpr int64_t kPackingWeight = 16;          // packing one element costs about as much as 16 multiply-adds
-constexpr int64_t kLineFloats = 16;             // buffers start at cache lines: kernels load whole vectors
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
-}
+constexpr int64_t kMinThreadProducts = 1 << 18;  // multiply-adds; less is not worth waking a thread
+constexpr int64_t kPackingWeight = 16;           // packing one element costs about as much as 16 multiply-adds
+constexpr int64_t kLineFloats = 16;              // buffers start at cache lines: kernels load whole vectors
 
 // Part `index` of a range cut into `parts` nearly equal parts at multiples of `unit`.
-Range part_of(Range whole, int64_t unit, int64_t parts, int64_t index) {
+Range nth_part(Range whole, int64_t unit, int64_t parts, int64_t index) {
   const int64_t units = ceil_div(whole.size(), unit);
   return {whole.begin + std::min(whole.size(), units * index / parts * unit),
           whole.begin + std::min(whole.size(), units * (index + 1) / parts * unit)};
@@ -47,7 +41,7 @@ int64_t parts_for(Range whole, int64_t unit, int64_t limit) {
 }
 
 template <class In, class Out>
-struct Problem {
+struct Product {
   int64_t m, n, k;
   PackSource<In> a, b;
   Out* c;
@@ -87,7 +81,7 @@ class Workspace {
 template <class Kernel, class In, class Out>
 class Gemm {
  public:
-  Gemm(const Problem<In, Out>& problem, int threads) : p_(problem), grid_(choose_grid(threads)) {
+  Gemm(const Product<In, Out>& product, int threads) : p_(product), grid_(choose_grid(threads)) {
     const int64_t tile_rows = std::min(largest_rows(grid_), kTileRows);
     const int64_t tile_cols = std::min(largest_cols(grid_), kTileCols);
     const int64_t depth = std::min(p_.k, kDepth);
@@ -106,8 +100,8 @@ class Gemm {
     }
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) {
-      run_rectangle(part_of({0, p_.m}, kRows, grid_.rows, thread / grid_.cols),
-                    part_of({0, p_.n}, kCols, grid_.cols, thread % grid_.cols), buffer + thread * floats);
+      run_rectangle(nth_part({0, p_.m}, kRows, grid_.rows, thread / grid_.cols),
+                    nth_part({0, p_.n}, kCols, grid_.cols, thread % grid_.cols), buffer + thread * floats);
     }
   }
 
@@ -133,7 +127,7 @@ class Gemm {
 
   // The grid of least time: the multiply-adds of the largest rectangle, and the packing of its operands.
   Grid choose_grid(int threads) const {
-    const int64_t useful = std::clamp<int64_t>(p_.m * p_.n * p_.k / kMinWorkPerThread, 1, std::max(1, threads));
+    const int64_t useful = std::clamp<int64_t>(p_.m * p_.n * p_.k / kMinThreadProducts, 1, std::max(1, threads));
     const auto cost = [&](Grid grid) {
       const int64_t rows = largest_rows(grid);
       const int64_t cols = largest_cols(grid);
@@ -152,7 +146,7 @@ class Gemm {
     const int64_t col_tiles = parts_for(cols, kCols, kTileCols);
     for (int64_t i = 0; i < row_tiles; ++i) {
       for (int64_t j = 0; j < col_tiles; ++j) {
-        run_tile(part_of(rows, kRows, row_tiles, i), part_of(cols, kCols, col_tiles, j), buffer);
+        run_tile(nth_part(rows, kRows, row_tiles, i), nth_part(cols, kCols, col_tiles, j), buffer);
       }
     }
   }
@@ -164,10 +158,10 @@ class Gemm {
     const int64_t depth_blocks = parts_for({0, p_.k}, 1, kDepth);
     const int64_t row_blocks = parts_for(rows, kRows, kBlockRows);
     for (int64_t block = 0; block < depth_blocks; ++block) {
-      const Range ks = part_of({0, p_.k}, 1, depth_blocks, block);
+      const Range ks = nth_part({0, p_.k}, 1, depth_blocks, block);
       pack_panels<kCols>(p_.b, cols, ks, packed_b);
       for (int64_t i = 0; i < row_blocks; ++i) {
-        const Range block_rows = part_of(rows, kRows, row_blocks, i);
+        const Range block_rows = nth_part(rows, kRows, row_blocks, i);
         pack_panels<kRows>(p_.a, block_rows, ks, packed_a);
         const int64_t row_stride = depth_blocks > 1 ? round_up(cols.size(), kCols) : 0;
         run_block(block_rows, cols, ks, packed_a, packed_b, sums + (block_rows.begin - rows.begin) * row_stride);
@@ -200,7 +194,7 @@ class Gemm {
     }
   }
 
-  Problem<In, Out> p_;
+  Product<In, Out> p_;
   Grid grid_;
   int64_t a_floats_ = 0;
   int64_t b_floats_ = 0;
@@ -213,8 +207,8 @@ Workspace& thread_workspace() {
 }
 
 template <class Kernel, class In, class Out>
-void run_with(const Problem<In, Out>& problem, int threads) {
-  Gemm<Kernel, In, Out>(problem, threads).run(thread_workspace());
+void run_with(const Product<In, Out>& product, int threads) {
+  Gemm<Kernel, In, Out>(product, threads).run(thread_workspace());
 }
 
 }  // namespace
@@ -251,16 +245,16 @@ void gemm(int64_t m, int64_t n, int64_t k, const In* a, bool transpose_a, const 
           bool accumulate, int threads, GemmIsa isa) {
   INVAR_CHECK(is_supported(isa), "this processor does not run the {} matrix product", name_of(isa));
   if (m == 0 || n == 0) return;
-  const Problem<In, Out> problem{
+  const Product<In, Out> product{
       m, n, k, {a, transpose_a ? m : k, transpose_a}, {b, transpose_b ? k : n, !transpose_b}, c, accumulate};
   switch (isa) {
     case GemmIsa::kPortable:
-      return run_with<PortableKernel>(problem, threads);
+      return run_with<PortableKernel>(product, threads);
 #if defined(__x86_64__)
     case GemmIsa::kAvx2:
-      return run_with<Avx2Kernel>(problem, threads);
+      return run_with<Avx2Kernel>(product, threads);
     case GemmIsa::kAvx512:
-      return run_with<Avx512Kernel>(problem, threads);
+      return run_with<Avx512Kernel>(product, threads);
 #else
     default:
       return;

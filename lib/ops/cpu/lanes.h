@@ -10,24 +10,29 @@ namespace invar::ops::cpu {
 inline constexpr int kLanes = 16;
 inline constexpr int64_t kLaneBlock = 4096;
 
-// Sum of n terms; accumulate(i, sum) returns sum + term i. In a block of kLaneBlock terms, lane l is the fp32 chain of
-// terms l, l + 16, ...; lanes are joined by halving, blocks in ascending order in fp64. Rounded once to fp32.
+// Sum of the terms of a block; accumulate(i, sum) returns sum + term i. Lane l is the chain of terms begin + l,
+// begin + l + 16, ... in the type Sum; lanes are joined by halving.
+template <class Sum, class Accumulate>
+Sum lane_block_sum(int64_t begin, int64_t end, Accumulate accumulate) {
+  Sum lanes[kLanes] = {};
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+#pragma omp simd
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = accumulate(i + lane, lanes[lane]);
+  }
+  for (int lane = 0; i < end; ++i, ++lane) lanes[lane] = accumulate(i, lanes[lane]);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+// Sum of n terms: blocks of kLaneBlock terms in fp32, joined in ascending order in fp64. Rounded once to fp32.
 template <class Accumulate>
 float lane_sum(int64_t n, Accumulate accumulate) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kLaneBlock) {
-    const int64_t end = std::min(n, begin + kLaneBlock);
-    float lanes[kLanes] = {};
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-#pragma omp simd
-      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = accumulate(i + lane, lanes[lane]);
-    }
-    for (int lane = 0; i < end; ++i, ++lane) lanes[lane] = accumulate(i, lanes[lane]);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-    }
-    total += static_cast<double>(lanes[0]);
+    total += static_cast<double>(lane_block_sum<float>(begin, std::min(n, begin + kLaneBlock), accumulate));
   }
   return static_cast<float>(total);
 }

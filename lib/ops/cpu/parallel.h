@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/integer.h"
 #include "core/range.h"
 
 namespace invar::ops::cpu {
@@ -34,7 +35,7 @@ void parallel_for(int threads, int64_t n, int64_t work_per_item, const Body& bod
 template <class Body>
 void parallel_columns(int threads, int64_t columns, int64_t work_per_column, const Body& body) {
   constexpr int64_t kLine = 16;
-  parallel_for(threads, (columns + kLine - 1) / kLine, kLine * work_per_column, [&](Range lines) {
+  parallel_for(threads, ceil_div(columns, kLine), kLine * work_per_column, [&](Range lines) {
     body(Range{lines.begin * kLine, std::min(columns, lines.end * kLine)});
   });
 }

@@ -28,9 +28,7 @@ class Heads {
   void for_each(const HeadView& view, Body body) {
     for (int64_t token = 0; token < view.tokens(); ++token) {
       for (int64_t head = 0; head < heads_; ++head) {
-        const int64_t group = head / view.heads_per_group;
-        const int64_t first = token * view.token_stride() + group * view.group_stride + view.offset +
-                              head % view.heads_per_group * head_dim_;
+        const int64_t first = view.index(token, head);
         for (int64_t d = 0; d < head_dim_; ++d) body(first + d, at(token, head)[d]);
       }
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/integer.h"
 #include "core/range.h"
 #include "ops/cpu/vector_math.h"
 
@@ -17,8 +18,8 @@ constexpr int64_t kPanelColumns = 16;
 class Tile {
  public:
   Tile(int64_t rows, int64_t columns)
-      : stride_(((columns + kPanelColumns - 1) / kPanelColumns | 1) * kPanelColumns),
-        lines_(static_cast<size_t>((rows + kPanelRows - 1) / kPanelRows * kPanelRows * stride_ / kPanelColumns)) {}
+      : stride_((ceil_div(columns, kPanelColumns) | 1) * kPanelColumns),
+        lines_(static_cast<size_t>(round_up(rows, kPanelRows) * stride_ / kPanelColumns)) {}
 
   int64_t stride() const { return stride_; }
   float* row(int64_t index) { return lines_.data()->values + index * stride_; }

@@ -32,12 +32,12 @@ struct ForwardScratch {
   Tile q_t, k, v, p, out;
   std::vector<float> largest, sum, correction;  // per query
 
-  explicit ForwardScratch(const Problem& problem)
-      : q_t(problem.head_dim, kTile),
-        k(kTile, problem.head_dim),
-        v(kTile, problem.head_dim),
+  explicit ForwardScratch(const AttentionTiling& tiling)
+      : q_t(tiling.head_dim, kTile),
+        k(kTile, tiling.head_dim),
+        v(kTile, tiling.head_dim),
         p(kTile, kTile),
-        out(kTile, problem.head_dim),
+        out(kTile, tiling.head_dim),
         largest(kTile),
         sum(kTile),
         correction(kTile) {}
@@ -64,36 +64,35 @@ void online_softmax(const Band& band, ForwardScratch& s) {
 }
 
 // out and lse of one tile of queries of one head.
-void forward_tile(const Problem& problem, int64_t query_tile, const HeadRows& q, const HeadRows& k, const HeadRows& v,
-                  const HeadRows& out, const Tensor& lse, ForwardScratch& s) {
-  const Range tokens = problem.tokens_of(query_tile);
-  load_rows(q, tokens, problem.scale, s.out);
-  transpose(s.out, tokens.size(), problem.head_dim, s.q_t);
+void forward_tile(const AttentionTiling& tiling, int64_t query_tile, const SampleHead& q, const SampleHead& k,
+                  const SampleHead& v, const SampleHead& out, const Tensor& lse, ForwardScratch& s) {
+  const Range tokens = tiling.tokens_of(query_tile);
+  load_rows(q, tokens, tiling.scale, s.out);
+  transpose(s.out, tokens.size(), tiling.head_dim, s.q_t);
   // A finite start: in a tile where a query sees nothing, exp(start − start) is 1.
   std::fill(s.largest.begin(), s.largest.end(), std::numeric_limits<float>::lowest());
   std::fill(s.sum.begin(), s.sum.end(), 0.0f);
   zero_rows(s.out, tokens.size());
 
-  const Range key_tiles = problem.key_tiles_of(tokens);
+  const Range key_tiles = tiling.key_tiles_of(tokens);
   for (int64_t key_tile = key_tiles.begin; key_tile < key_tiles.end; ++key_tile) {
-    const Range keys = problem.tokens_of(key_tile);
-    const Band band = problem.band(tokens, keys);
+    const Range keys = tiling.tokens_of(key_tile);
+    const Band band = tiling.band(tokens, keys);
     load_rows(k, keys, 1.0f, s.k);
     load_rows(v, keys, 1.0f, s.v);
-    score_product(problem, band, s.k, s.q_t, s.p);
+    score_product(tiling, band, s.k, s.q_t, s.p);
     band.mask(s.p, -std::numeric_limits<float>::infinity());
     online_softmax(band, s);
-    scale_rows(s.out, band.queries, problem.head_dim, s.correction.data());
-    add_over_keys(problem, band, s.p, s.v, s.out);
+    scale_rows(s.out, band.queries, tiling.head_dim, s.correction.data());
+    add_over_keys(tiling, band, s.p, s.v, s.out);
   }
 
-  const int64_t head = q.group * problem.heads_per_group + q.head;
   for (int64_t i = 0; i < tokens.size(); ++i) {
     const auto slot = static_cast<size_t>(i);
-    lse.data<float>()[(q.sample_begin + tokens.begin + i) * lse.dim(1) + head] = s.largest[slot] + log(s.sum[slot]);
+    lse.data<float>()[(q.sample_begin + tokens.begin + i) * lse.dim(1) + q.head] = s.largest[slot] + log(s.sum[slot]);
     s.correction[slot] = 1.0f / s.sum[slot];
   }
-  scale_rows(s.out, tokens.size(), problem.head_dim, s.correction.data());
+  scale_rows(s.out, tokens.size(), tiling.head_dim, s.correction.data());
   store_rows(s.out, 0, 1.0f, tokens, out);
 }
 
@@ -110,24 +109,24 @@ struct BackwardTask {
 
 // One task per sample and group takes each pair of tiles once, at five products. With too few of those for the threads,
 // d_q is summed apart from d_k and d_v, tile by tile, at three and four products. Both sum in the same order.
-std::vector<BackwardTask> plan_backward(const Problem& problem, int threads) {
-  const int64_t units = problem.samples * problem.groups;
+std::vector<BackwardTask> plan_backward(const AttentionTiling& tiling, int threads) {
+  const int64_t units = tiling.samples * tiling.groups;
   const bool whole = 5 * ceil_div(units, threads) * threads <= 7 * units;
-  const Range heads{0, problem.heads_per_group};
-  const Range tiles{0, problem.tiles};
+  const Range heads{0, tiling.heads_per_group};
+  const Range tiles{0, tiling.tiles};
   std::vector<BackwardTask> tasks;
   for (int64_t unit = 0; unit < units; ++unit) {
-    const int64_t sample = unit / problem.groups;
-    const int64_t group = unit % problem.groups;
+    const int64_t sample = unit / tiling.groups;
+    const int64_t group = unit % tiling.groups;
     if (whole) {
       tasks.push_back({sample, group, heads, tiles, tiles, true, true});
       continue;
     }
-    for (int64_t tile = 0; tile < problem.tiles; ++tile) {
+    for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
       tasks.push_back({sample, group, heads, tiles, {tile, tile + 1}, false, true});
     }
-    for (int64_t head = 0; head < problem.heads_per_group; ++head) {
-      for (int64_t tile = problem.tiles - 1; tile >= 0; --tile) {
+    for (int64_t head = 0; head < tiling.heads_per_group; ++head) {
+      for (int64_t tile = tiling.tiles - 1; tile >= 0; --tile) {
         tasks.push_back({sample, group, {head, head + 1}, {tile, tile + 1}, tiles, true, false});
       }
     }
@@ -140,18 +139,18 @@ struct BackwardScratch {
   Tile d_k, d_v;                  // all key tiles of a task
   std::vector<float> lse, delta;  // per query
 
-  BackwardScratch(const Problem& problem, int64_t key_rows)
-      : q(kTile, problem.head_dim),
-        q_t(problem.head_dim, kTile),
-        d_out(kTile, problem.head_dim),
-        d_out_t(problem.head_dim, kTile),
-        k(kTile, problem.head_dim),
-        v(kTile, problem.head_dim),
+  BackwardScratch(const AttentionTiling& tiling, int64_t key_rows)
+      : q(kTile, tiling.head_dim),
+        q_t(tiling.head_dim, kTile),
+        d_out(kTile, tiling.head_dim),
+        d_out_t(tiling.head_dim, kTile),
+        k(kTile, tiling.head_dim),
+        v(kTile, tiling.head_dim),
         p(kTile, kTile),
         d_scores(kTile, kTile),
-        d_q(kTile, problem.head_dim),
-        d_k(key_rows, problem.head_dim),
-        d_v(key_rows, problem.head_dim),
+        d_q(kTile, tiling.head_dim),
+        d_k(key_rows, tiling.head_dim),
+        d_v(key_rows, tiling.head_dim),
         lse(kTile),
         delta(kTile) {}
 };
@@ -164,8 +163,8 @@ struct BackwardOperands {
 
 class BackwardWorker {
  public:
-  BackwardWorker(const Problem& problem, const BackwardOperands& operands, int64_t key_rows)
-      : problem_(problem), operands_(operands), s_(problem, key_rows) {}
+  BackwardWorker(const AttentionTiling& tiling, const BackwardOperands& operands, int64_t key_rows)
+      : tiling_(tiling), operands_(operands), s_(tiling, key_rows) {}
 
   void run(const BackwardTask& task) {
     loaded_key_tile_ = -1;
@@ -178,26 +177,27 @@ class BackwardWorker {
       for (int64_t tile = task.query_tiles.begin; tile < task.query_tiles.end; ++tile) sum_query_tile(task, head, tile);
     }
     if (!task.writes_kv) return;
-    const Range tokens{task.key_tiles.begin * kTile, std::min(task.key_tiles.end * kTile, problem_.sequence)};
+    const Range tokens{task.key_tiles.begin * kTile, std::min(task.key_tiles.end * kTile, tiling_.sequence)};
     store_rows(s_.d_k, 0, 1.0f, tokens, rows(operands_.d_k, task, 0));
     store_rows(s_.d_v, 0, 1.0f, tokens, rows(operands_.d_v, task, 0));
   }
 
  private:
-  HeadRows rows(const HeadView& view, const BackwardTask& task, int64_t head) const {
-    return {view, task.sample * problem_.sequence, task.group, head};
+  // head: in the task's group
+  SampleHead rows(const HeadView& view, const BackwardTask& task, int64_t head) const {
+    return {view, task.sample * tiling_.sequence, task.group * view.heads_per_group + head};
   }
 
   void sum_query_tile(const BackwardTask& task, int64_t head, int64_t query_tile) {
-    const Range queries = problem_.tokens_of(query_tile);
-    const Range key_tiles = intersect(problem_.key_tiles_of(queries), task.key_tiles);
+    const Range queries = tiling_.tokens_of(query_tile);
+    const Range key_tiles = intersect(tiling_.key_tiles_of(queries), task.key_tiles);
     if (key_tiles.empty()) return;
     load_queries(task, head, queries);
     for (int64_t key_tile = key_tiles.begin; key_tile < key_tiles.end; ++key_tile) {
       load_keys(task, key_tile);
-      const Band band = problem_.band(queries, problem_.tokens_of(key_tile));
+      const Band band = tiling_.band(queries, tiling_.tokens_of(key_tile));
       recompute(band);
-      if (task.writes_q) add_over_keys(problem_, band, s_.d_scores, s_.k, s_.d_q);
+      if (task.writes_q) add_over_keys(tiling_, band, s_.d_scores, s_.k, s_.d_q);
       if (task.writes_kv) {
         const int64_t first_row = (key_tile - task.key_tiles.begin) * kTile;
         add_over_queries(band, s_.p, s_.d_out, s_.d_v, first_row);
@@ -205,18 +205,18 @@ class BackwardWorker {
       }
     }
     if (task.writes_q) {
-      store_rows(s_.d_q, 0, problem_.scale, queries, rows(operands_.d_q, task, head));
+      store_rows(s_.d_q, 0, tiling_.scale, queries, rows(operands_.d_q, task, head));
     }
   }
 
   void load_queries(const BackwardTask& task, int64_t head, Range tokens) {
-    load_rows(rows(operands_.q, task, head), tokens, problem_.scale, s_.q);
-    transpose(s_.q, tokens.size(), problem_.head_dim, s_.q_t);
+    load_rows(rows(operands_.q, task, head), tokens, tiling_.scale, s_.q);
+    transpose(s_.q, tokens.size(), tiling_.head_dim, s_.q_t);
     load_rows(rows(operands_.d_out, task, head), tokens, 1.0f, s_.d_out);
-    transpose(s_.d_out, tokens.size(), problem_.head_dim, s_.d_out_t);
-    const int64_t heads = problem_.groups * problem_.heads_per_group;
+    transpose(s_.d_out, tokens.size(), tiling_.head_dim, s_.d_out_t);
+    const int64_t heads = tiling_.groups * tiling_.heads_per_group;
     const int64_t first =
-        (task.sample * problem_.sequence + tokens.begin) * heads + task.group * problem_.heads_per_group + head;
+        (task.sample * tiling_.sequence + tokens.begin) * heads + task.group * tiling_.heads_per_group + head;
     for (int64_t i = 0; i < tokens.size(); ++i) {
       s_.lse[static_cast<size_t>(i)] = operands_.lse.data<float>()[first + i * heads];
       s_.delta[static_cast<size_t>(i)] = operands_.delta.data<float>()[first + i * heads];
@@ -226,15 +226,15 @@ class BackwardWorker {
 
   void load_keys(const BackwardTask& task, int64_t key_tile) {
     if (key_tile == loaded_key_tile_) return;
-    load_rows(rows(operands_.k, task, 0), problem_.tokens_of(key_tile), 1.0f, s_.k);
-    load_rows(rows(operands_.v, task, 0), problem_.tokens_of(key_tile), 1.0f, s_.v);
+    load_rows(rows(operands_.k, task, 0), tiling_.tokens_of(key_tile), 1.0f, s_.k);
+    load_rows(rows(operands_.v, task, 0), tiling_.tokens_of(key_tile), 1.0f, s_.v);
     loaded_key_tile_ = key_tile;
   }
 
   // p = exp(s − lse) and d_scores = p ∘ (dO·Vᵀ − delta), both (keys, queries).
   void recompute(const Band& band) {
-    score_product(problem_, band, s_.k, s_.q_t, s_.p);
-    score_product(problem_, band, s_.v, s_.d_out_t, s_.d_scores);
+    score_product(tiling_, band, s_.k, s_.q_t, s_.p);
+    score_product(tiling_, band, s_.v, s_.d_out_t, s_.d_scores);
     for (int64_t key = 0; key < band.keys; ++key) {
       for (int64_t query = 0; query < band.queries; query += 8) {
         const auto slot = static_cast<size_t>(query);
@@ -250,11 +250,11 @@ class BackwardWorker {
   // Rows of `to` from first_row on (keys, D) += weights (keys, queries) · from (queries, D).
   void add_over_queries(const Band& band, const Tile& weights, const Tile& from, Tile& to, int64_t first_row) {
     tile_product(
-        band.keys, problem_.head_dim, LeftFactor::plain(weights), from, to, true,
+        band.keys, tiling_.head_dim, LeftFactor::plain(weights), from, to, true,
         [&](Range keys, Range) { return band.queries_of(keys); }, first_row);
   }
 
-  const Problem& problem_;
+  const AttentionTiling& tiling_;
   const BackwardOperands& operands_;
   BackwardScratch s_;
   int64_t loaded_key_tile_ = -1;
@@ -266,9 +266,8 @@ void fill_delta(const Stream& stream, const HeadView& out, const HeadView& d_out
     parallel_for(stream.threads(), out.tokens(), out.heads() * out.head_dim, [&](Range tokens) {
       for (int64_t token = tokens.begin; token < tokens.end; ++token) {
         for (int64_t head = 0; head < out.heads(); ++head) {
-          const int64_t group = head / out.heads_per_group;
-          const T* a = out.buffer.data<T>() + HeadRows{out, 0, group, head % out.heads_per_group}.index(token);
-          const T* b = d_out.buffer.data<T>() + HeadRows{d_out, 0, group, head % out.heads_per_group}.index(token);
+          const T* a = out.buffer.data<T>() + out.index(token, head);
+          const T* b = d_out.buffer.data<T>() + d_out.index(token, head);
           delta.data<float>()[token * out.heads() + head] =
               lane_sum(out.head_dim, [=](int64_t d, float sum) { return std::fma(load(a[d]), load(b[d]), sum); });
         }
@@ -292,21 +291,21 @@ class TiledAttention : public AttentionBackend {
   void forward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                const HeadView& v, const HeadView& out, const Tensor& lse) const override {
     check_attention_forward(stream, params, q, k, v, out, lse);
-    const Problem problem(params, q);
+    const AttentionTiling tiling(params, q);
     // Sample, group, query tile, head: the keys of a group stay in the last cache, and its longest tiles come first.
-    const int64_t tasks = problem.samples * q.heads() * problem.tiles;
+    const int64_t tasks = tiling.samples * q.heads() * tiling.tiles;
     const int threads = threads_for(stream, tasks);
-    std::vector<ForwardScratch> scratch(static_cast<size_t>(threads), ForwardScratch(problem));
+    std::vector<ForwardScratch> scratch(static_cast<size_t>(threads), ForwardScratch(tiling));
     run_tasks(threads, tasks, [&](int thread, int64_t task) {
       const int64_t head = task % q.heads_per_group;
-      const int64_t tile = problem.tiles - 1 - task / q.heads_per_group % problem.tiles;
-      const int64_t unit = task / (q.heads_per_group * problem.tiles);
+      const int64_t tile = tiling.tiles - 1 - task / q.heads_per_group % tiling.tiles;
+      const int64_t unit = task / (q.heads_per_group * tiling.tiles);
       const int64_t sample = unit / q.groups;
       const int64_t group = unit % q.groups;
       const auto rows = [&](const HeadView& view, int64_t index) {
-        return HeadRows{view, sample * problem.sequence, group, index};
+        return SampleHead{view, sample * tiling.sequence, group * view.heads_per_group + index};
       };
-      forward_tile(problem, tile, rows(q, head), rows(k, 0), rows(v, 0), rows(out, head), lse,
+      forward_tile(tiling, tile, rows(q, head), rows(k, 0), rows(v, 0), rows(out, head), lse,
                    scratch[static_cast<size_t>(thread)]);
     });
   }
@@ -315,16 +314,16 @@ class TiledAttention : public AttentionBackend {
                 const HeadView& v, const HeadView& out, const Tensor& lse, const HeadView& d_out, const Tensor& delta,
                 const HeadView& d_q, const HeadView& d_k, const HeadView& d_v) const override {
     check_attention_backward(stream, params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v);
-    const Problem problem(params, q);
+    const AttentionTiling tiling(params, q);
     fill_delta(stream, out, d_out, delta);
 
-    const std::vector<BackwardTask> tasks = plan_backward(problem, std::max(1, stream.threads()));
+    const std::vector<BackwardTask> tasks = plan_backward(tiling, std::max(1, stream.threads()));
     const auto count = static_cast<int64_t>(tasks.size());
     if (count == 0) return;
     const int threads = threads_for(stream, count);
     const int64_t key_rows = tasks.front().key_tiles.size() * kTile;
     const BackwardOperands operands{q, k, v, d_out, d_q, d_k, d_v, lse, delta};
-    std::vector<BackwardWorker> workers(static_cast<size_t>(threads), BackwardWorker(problem, operands, key_rows));
+    std::vector<BackwardWorker> workers(static_cast<size_t>(threads), BackwardWorker(tiling, operands, key_rows));
     run_tasks(threads, count, [&](int thread, int64_t task) {
       workers[static_cast<size_t>(thread)].run(tasks[static_cast<size_t>(task)]);
     });

@@ -1,5 +1,7 @@
 #include "checkpoint/safetensors.h"
-#include "unit/checkpoint/safetensors_files.h"
+#include "safetensors_files.h"
+#include "support/errors.h"
+#include "support/temporary_folder.h"
 
 using namespace invar;
 using namespace invar::test;

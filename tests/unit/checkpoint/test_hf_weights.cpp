@@ -8,8 +8,11 @@
 #include "models/decoder_model.h"
 #include "parallel/logical_tensor.h"
 #include "support/catch.h"
+#include "support/errors.h"
+#include "support/temporary_folder.h"
 
 using namespace invar;
+using namespace invar::test;
 namespace fs = std::filesystem;
 
 namespace {
@@ -49,7 +52,7 @@ Tensors collect(const Model& model, const ProcessGroups& groups) {
 }
 
 // Loads `folder` at a tensor degree, gives the logical tensors; exports to `to` if asked.
-Tensors load_at(const std::string& folder, int tensor, int data, DType dtype, const fs::path& to = {},
+Tensors load_at(const fs::path& folder, int tensor, int data, DType dtype, const fs::path& to = {},
                 int64_t max_shard_bytes = int64_t{5} << 30) {
   Tensors result;
   const ModelConfig config = read_hf_config(kCase);
@@ -66,8 +69,8 @@ Tensors load_at(const std::string& folder, int tensor, int data, DType dtype, co
   return result;
 }
 
-Tensors read_file(const std::string& folder) {
-  const SafetensorsReader reader(folder);
+Tensors read_tensors(const fs::path& path) {
+  const SafetensorsReader reader(path);
   Tensors all;
   for (const std::string& name : reader.names()) {
     const SafetensorsInfo& info = reader.info(name);
@@ -78,90 +81,74 @@ Tensors read_file(const std::string& folder) {
   return all;
 }
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::temp_directory_path() / ("invar_hf_weights_" + name);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
 // The case's file with `edit` applied to its tensors and their shapes.
 struct Named {
   std::vector<int64_t> shape;
   std::vector<float> values;
 };
-fs::path edited(const std::string& name, const std::function<void(std::map<std::string, Named>&)>& edit) {
+void write_edited(const fs::path& folder, const std::function<void(std::map<std::string, Named>&)>& edit) {
   const SafetensorsReader reader(kCase + "/model.safetensors");
   std::map<std::string, Named> tensors;
-  for (const auto& [tensor, values] : read_file(kCase + "/model.safetensors")) {
+  for (const auto& [tensor, values] : read_tensors(kCase + "/model.safetensors")) {
     tensors[tensor] = {reader.info(tensor).shape, values};
   }
   edit(tensors);
   std::vector<SafetensorsSpec> specs;
   for (const auto& [tensor, named] : tensors) specs.push_back({tensor, DType::kF32, named.shape});
-  const fs::path folder = fresh_folder(name);
   SafetensorsWriter writer(folder / "model.safetensors", specs);
   for (const auto& [tensor, named] : tensors) writer.write_rows(tensor, 0, named.shape[0], named.values);
   writer.finish();
-  return folder;
 }
 
-std::string refusal(const fs::path& folder) {
-  try {
-    load_at(folder.string(), 1, 1, DType::kF32);
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::kData);
-    return error.what();
-  }
-  return "";
+// What is said when the edited file is loaded; empty if it is taken.
+std::string refusal_of(const std::function<void(std::map<std::string, Named>&)>& edit) {
+  const TemporaryFolder folder;
+  write_edited(folder.path(), edit);
+  return message_of(ErrorKind::kData, [&] { load_at(folder.path(), 1, 1, DType::kF32); });
 }
 
 }  // namespace
 
 TEST_CASE("weights load at any layout and come together as they were in the file") {
-  const Tensors file = read_file(kCase + "/model.safetensors");
+  const Tensors file = read_tensors(kCase + "/model.safetensors");
   for (const int tensor : {1, 2, 3, 4, 8}) CHECK(load_at(kCase + "/model.safetensors", tensor, 1, DType::kF32) == file);
 }
 
 TEST_CASE("export at one layout, import at another: the same tensors, in one file or in shards") {
-  const Tensors file = read_file(kCase + "/model.safetensors");
+  const Tensors file = read_tensors(kCase + "/model.safetensors");
   for (const int64_t shard : {int64_t{5} << 30, int64_t{100000}}) {
-    const fs::path folder = fresh_folder("export");
-    load_at(kCase + "/model.safetensors", 4, 2, DType::kF32, folder, shard);
+    const TemporaryFolder folder;
+    load_at(kCase + "/model.safetensors", 4, 2, DType::kF32, folder.path(), shard);
     CHECK(fs::exists(folder / "model.safetensors.index.json") == (shard == 100000));
-    CHECK(load_at(folder.string(), 3, 1, DType::kF32) == file);
-    fs::remove_all(folder);
+    CHECK(load_at(folder.path(), 3, 1, DType::kF32) == file);
   }
 }
 
 TEST_CASE("a bf16 model exports bf16") {
-  const fs::path folder = fresh_folder("bf16");
-  const Tensors rounded = load_at(kCase + "/model.safetensors", 2, 1, DType::kBF16, folder);
-  CHECK(SafetensorsReader(folder).info("model.norm.weight").dtype == "BF16");
-  CHECK(read_file(folder.string()) == rounded);
-  CHECK(rounded != read_file(kCase + "/model.safetensors"));
-  fs::remove_all(folder);
+  const TemporaryFolder folder;
+  const Tensors rounded = load_at(kCase + "/model.safetensors", 2, 1, DType::kBF16, folder.path());
+  CHECK(SafetensorsReader(folder.path()).info("model.norm.weight").dtype == "BF16");
+  CHECK(read_tensors(folder.path()) == rounded);
+  CHECK(rounded != read_tensors(kCase + "/model.safetensors"));
 }
 
 TEST_CASE("import is strict: missing, unknown and misshapen tensors are named") {
   const std::string q = "model.layers.2.self_attn.q_proj.weight";
-  CHECK_THAT(refusal(edited("missing", [&](auto& t) { t.erase(q); })), Catch::Contains(q));
-  CHECK_THAT(refusal(edited("unknown",
-                            [](auto& t) {
-                              t["model.layers.9.extra"] = {{2}, {1, 2}};
-                            })),
-             Catch::Contains("model.layers.9.extra"));
-  const std::string shape = refusal(edited("shape", [&](auto& t) { std::swap(t[q].shape[0], t[q].shape[1]); }));
-  CHECK_THAT(shape, Catch::Contains(q) && Catch::Contains("(48, 128)") && Catch::Contains("(128, 48)"));
+  CHECK(contains(refusal_of([&](auto& t) { t.erase(q); }), q));
+  const std::string extra = "model.layers.9.extra";
+  CHECK(contains(refusal_of([&](auto& t) { t[extra] = Named{{2}, {1, 2}}; }), extra));
+  const std::string shape = refusal_of([&](auto& t) { std::swap(t[q].shape[0], t[q].shape[1]); });
+  CHECK(contains(shape, q));
+  CHECK(contains(shape, "has shape (48, 128), the model needs (128, 48)"));
 }
 
 TEST_CASE("a head beside tied embeddings must equal them") {
   const auto with_head = [](float change) {
-    return edited("head", [&](auto& t) {
+    return refusal_of([&](auto& t) {
       t["lm_head.weight"] = t["model.embed_tokens.weight"];
       t["lm_head.weight"].values[7] += change;
     });
   };
-  CHECK(refusal(with_head(0)).empty());
-  CHECK_THAT(refusal(with_head(1)), Catch::Contains("lm_head.weight"));
+  CHECK(with_head(0).empty());
+  CHECK(contains(with_head(1), "lm_head.weight"));
 }

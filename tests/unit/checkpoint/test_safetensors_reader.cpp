@@ -3,7 +3,9 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
-#include "unit/checkpoint/safetensors_files.h"
+#include "safetensors_files.h"
+#include "support/errors.h"
+#include "support/temporary_folder.h"
 
 using namespace invar;
 using namespace invar::test;
@@ -159,7 +161,7 @@ TEST_CASE("A damaged file is refused with its name and the reason") {
   };
 
   SECTION("length and JSON") {
-    refused("", {"too short: 0 bytes"});
+    refused("", {"the file is empty"});
     refused("1234567", {"too short: 7 bytes"});
     refused(bytes_of<uint64_t>({0}) + "{}", {"its header has 0 bytes"});
     refused(bytes_of<uint64_t>({3}) + "{}", {"its header has 3 bytes, in a file of 10"});
@@ -240,13 +242,11 @@ TEST_CASE("The reference results are read") {
   const SafetensorsReader model(folder);  // model.safetensors of a Hugging Face folder
   CHECK(model.names().size() == 46);      // 11 · 4 layers + 2, tied
   CHECK(model.info("model.layers.3.mlp.down_proj.weight").shape == std::vector<int64_t>{48, 96});
-  CHECK(model.metadata().at("format") == "pt");
   for (const auto& name : model.names()) {
     for (const float value : read_all(model, name)) REQUIRE(std::isfinite(value));
   }
 
   const SafetensorsReader expected(folder / "expected.safetensors");
-  CHECK(expected.metadata().at("steps") == "10");
   const auto tokens = expected.read_i64("tokens");
   CHECK(tokens.size() == 10 * 4 * 33);
   for (const int64_t token : tokens) REQUIRE((0 <= token && token < 250));

@@ -2,7 +2,9 @@
 
 #include "checkpoint/pending_file.h"
 #include "checkpoint/safetensors.h"
-#include "unit/checkpoint/safetensors_files.h"
+#include "safetensors_files.h"
+#include "support/errors.h"
+#include "support/temporary_folder.h"
 
 using namespace invar;
 using namespace invar::test;
@@ -180,7 +182,6 @@ save_file({"half": v.astype(numpy.float16), "double": m.T.astype(numpy.float64).
 )");
   REQUIRE(std::system((python + " " + (folder / "exchange.py").string() + " " + folder.path().string()).c_str()) == 0);
   const SafetensorsReader reader(folder / "theirs.safetensors");
-  CHECK(reader.metadata() == std::map<std::string, std::string>{{"by", "python"}});
   std::vector<float> half(2), column(3);
   reader.read_rows("half", {0, 2}, {0, 1}, half);
   reader.read_rows("double", {0, 3}, {1, 2}, column);

@@ -1,8 +1,9 @@
 #include "device/arena.h"
 
-#include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
+using test::require_error;
 
 TEST_CASE("an arena cuts aligned tensors and takes them back in reverse") {
   Arena arena("scratch", DeviceType::kCpu, 4096);
@@ -22,8 +23,8 @@ TEST_CASE("an arena cuts aligned tensors and takes them back in reverse") {
 
 TEST_CASE("a full arena says what did not fit") {
   Arena arena("scratch", DeviceType::kCpu, 1024);
-  CHECK_THROWS_WITH(arena.allocate("logits", DType::kF32, {1000}),
-                    Catch::Contains("scratch") && Catch::Contains("logits"));
+  require_error(ErrorKind::kFault, {"arena 'scratch' of 1024 bytes is full: 0 used, 'logits' wants 4096"},
+                [&] { arena.allocate("logits", DType::kF32, {1000}); });
   CHECK_THROWS_AS(arena.release(1), Error);
 }
 
@@ -33,4 +34,18 @@ TEST_CASE("on meta an arena has no bytes and no limit") {
   CHECK(t.is_meta());
   CHECK(t.raw() == nullptr);
   CHECK(arena.high_water() == int64_t{4} << 40);
+}
+
+TEST_CASE("more than can be addressed is refused, also on meta") {
+  Arena arena("saved", DeviceType::kMeta, 0);
+  constexpr int64_t kHalf = int64_t{1} << 60;  // f32: 2^62 bytes
+  arena.allocate("x", DType::kF32, {kHalf});
+  require_error(ErrorKind::kConfig, {"arena 'saved': 'y' of f32 (1152921504606846976)", "too large to address"},
+                {"sizes of the model or of the batch"}, [&] { arena.allocate("y", DType::kF32, {kHalf}); });
+  CHECK(arena.used() == int64_t{1} << 62);
+  // The rounding up to the alignment.
+  arena.release(0);
+  require_error(ErrorKind::kConfig, {"'z'", "too large to address"},
+                [&] { arena.allocate("z", DType::kBF16, {std::numeric_limits<int64_t>::max() / 2}); });
+  CHECK(arena.used() == 0);
 }

@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "core/error.h"
-#include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
+using test::require_error;
 
 TEST_CASE("bf16 rounds to nearest even and keeps NaN and infinity") {
   CHECK(BF16(1.0f).bits == 0x3f80);
@@ -44,6 +45,24 @@ TEST_CASE("tensor views") {
   CHECK_THROWS_AS(t.rows(-1, 2), Error);
   CHECK_THROWS_AS(t.data<BF16>(), Error);
   CHECK_THROWS_AS(Tensor(nullptr, DType::kF32, DeviceType::kCpu, {-1}), Error);
+}
+
+TEST_CASE("a shape whose bytes cannot be counted is refused") {
+  const auto make = [](DType dtype, std::initializer_list<int64_t> shape) {
+    return Tensor(nullptr, dtype, DeviceType::kMeta, shape);
+  };
+  constexpr int64_t kGiga = int64_t{1} << 30;
+  CHECK(make(DType::kF32, {kGiga, kGiga}).bytes() == int64_t{1} << 62);
+  CHECK(make(DType::kF32, {2 * kGiga, kGiga - 1}).numel() == 2 * kGiga * (kGiga - 1));
+  CHECK(make(DType::kF32, {kGiga, kGiga, kGiga, 0}).rows(1, 2).numel() == 0);
+  const auto refused = [&](DType dtype, std::initializer_list<int64_t> shape, const std::string& text) {
+    require_error(ErrorKind::kConfig, {"a tensor of shape " + text + " is too large to address"},
+                  {"sizes of the model or of the batch"}, [&] { make(dtype, shape); });
+  };
+  refused(DType::kF32, {2 * kGiga, kGiga}, "(2147483648, 1073741824) in f32");  // 2^61 elements, 2^63 bytes
+  refused(DType::kBF16, {4, kGiga, kGiga}, "(4, 1073741824, 1073741824) in bf16");
+  refused(DType::kF32, {kGiga, kGiga, kGiga, 8}, "(1073741824, 1073741824, 1073741824, 8) in f32");
+  refused(DType::kF32, {0, kGiga, 2 * kGiga}, "(0, 1073741824, 2147483648) in f32");  // the stride of dim 0
 }
 
 TEST_CASE("an error tells kind, place and hint") {

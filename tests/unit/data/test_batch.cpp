@@ -4,6 +4,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -84,8 +85,8 @@ TEST_CASE("a geometry that does not fit is a fault") {
   const Sampler sampler(SampleOrder::kSequential, 20, 1);
   Batch batch;
   const auto load = [&](BatchGeometry geometry) { load_micro_batch(source, sampler, 0, geometry, batch); };
-  REQUIRE_ERROR(load({8, 3, 0, 1, 0}), ErrorKind::kFault, "global batch 8 with micro-batch 3");
-  REQUIRE_ERROR(load({8, 2, 0, 3, 0}), ErrorKind::kFault, "3 data-parallel ranks");
-  REQUIRE_ERROR(load({8, 2, 2, 2, 0}), ErrorKind::kFault, "rank 2 of 2");
-  REQUIRE_ERROR(load({8, 2, 0, 2, 2}), ErrorKind::kFault, "micro-step 2");
+  require_error(ErrorKind::kFault, {"global batch 8 with micro-batch 3"}, [&] { load({8, 3, 0, 1, 0}); });
+  require_error(ErrorKind::kFault, {"3 data-parallel ranks"}, [&] { load({8, 2, 0, 3, 0}); });
+  require_error(ErrorKind::kFault, {"rank 2 of 2"}, [&] { load({8, 2, 2, 2, 0}); });
+  require_error(ErrorKind::kFault, {"micro-step 2"}, [&] { load({8, 2, 0, 2, 2}); });
 }

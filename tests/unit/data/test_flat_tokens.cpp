@@ -7,6 +7,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -15,7 +16,7 @@ std::string llmc_file(int32_t magic, int32_t version, int32_t count, const std::
   header[0] = magic;
   header[1] = version;
   header[2] = count;
-  return packed(header) + payload;
+  return bytes_of(header) + payload;
 }
 
 template <class T>
@@ -36,21 +37,15 @@ DataConfig tokens_config(const std::string& path, const std::string& token_dtype
 constexpr TokenRequest kRequest{.sequence_length = 4, .vocab_size = 1000};
 constexpr TokenRequest kValidation{.split = Split::kValidation, .sequence_length = 4, .vocab_size = 1000};
 
-std::vector<int32_t> sample_of(const TokenSource& source, int64_t sample) {
-  std::vector<int32_t> tokens(static_cast<size_t>(source.sequence_length()) + 1);
-  source.read(sample, tokens);
-  return tokens;
-}
-
 }  // namespace
 
 TEST_CASE("samples of a flat file consume S tokens and share one") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   for (const bool wide : {false, true}) {
     // 13 tokens = 3 samples of 4 and the last label; a 14th token changes nothing.
     for (const size_t count : {13u, 14u, 16u}) {
       const auto path =
-          folder.write("a.bin", wide ? packed(counting<uint32_t>(count)) : packed(counting<uint16_t>(count)));
+          folder.write("a.bin", wide ? bytes_of(counting<uint32_t>(count)) : bytes_of(counting<uint16_t>(count)));
       const auto source = make_token_source(tokens_config(path, wide ? "uint32" : "uint16"), kRequest);
       REQUIRE(source->samples() == 3);
       CHECK(sample_of(*source, 0) == std::vector<int32_t>{0, 1, 2, 3, 4});
@@ -58,14 +53,14 @@ TEST_CASE("samples of a flat file consume S tokens and share one") {
       CHECK(sample_of(*source, 2) == std::vector<int32_t>{8, 9, 10, 11, 12});
     }
   }
-  const auto path = folder.write("b.bin", packed(counting<uint16_t>(17)));
+  const auto path = folder.write("b.bin", bytes_of(counting<uint16_t>(17)));
   CHECK(make_token_source(tokens_config(path, "uint16"), kRequest)->samples() == 4);
 }
 
 TEST_CASE("llm.c files are recognised by their header") {
-  const TempFolder folder;
-  const auto gpt2 = folder.write("gpt2.bin", llmc_file(20240520, 1, 9, packed(counting<uint16_t>(9))));
-  const auto llama = folder.write("llama.bin", llmc_file(20240801, 7, 9, packed(counting<uint32_t>(9))));
+  const TemporaryFolder folder;
+  const auto gpt2 = folder.write("gpt2.bin", llmc_file(20240520, 1, 9, bytes_of(counting<uint16_t>(9))));
+  const auto llama = folder.write("llama.bin", llmc_file(20240801, 7, 9, bytes_of(counting<uint32_t>(9))));
   for (const auto& [path, type] : {std::pair{gpt2, "uint16"}, std::pair{llama, "uint32"}}) {
     for (const std::string token_dtype : {"", type}) {
       const auto source = make_token_source(tokens_config(path, token_dtype), kRequest);
@@ -77,46 +72,48 @@ TEST_CASE("llm.c files are recognised by their header") {
 }
 
 TEST_CASE("a bad llm.c header is refused") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto open = [&](const std::string& bytes, const std::string& token_dtype = "") {
     return make_token_source(tokens_config(folder.write("a.bin", bytes), token_dtype), kRequest);
   };
-  const auto payload = packed(counting<uint16_t>(9));
-  REQUIRE_ERROR(open(llmc_file(20240520, 2, 9, payload)), ErrorKind::kData, "magic 20240520 with version 2");
-  REQUIRE_ERROR(open(llmc_file(20240801, 1, 9, payload)), ErrorKind::kData, "magic 20240801 with version 1");
-  REQUIRE_ERROR(open(llmc_file(20240520, 1, 10, payload)), ErrorKind::kData,
-                "10 uint16 tokens, which makes 1044 bytes, but the file has 1042");
-  REQUIRE_ERROR(open(llmc_file(20240520, 1, 8, payload)), ErrorKind::kData, "but the file has 1042");
-  REQUIRE_ERROR(open(llmc_file(20240520, 1, -9, payload)), ErrorKind::kData, "-9 uint16 tokens");
-  REQUIRE_ERROR(open(llmc_file(20240520, 1, 9, payload).substr(0, 1000)), ErrorKind::kData, "only 1000");
-  REQUIRE_ERROR(open(llmc_file(20240520, 1, 9, payload), "uint32"), ErrorKind::kConfig, "says uint16");
+  const auto payload = bytes_of(counting<uint16_t>(9));
+  require_error(ErrorKind::kData, {"magic 20240520 with version 2"}, [&] { open(llmc_file(20240520, 2, 9, payload)); });
+  require_error(ErrorKind::kData, {"magic 20240801 with version 1"}, [&] { open(llmc_file(20240801, 1, 9, payload)); });
+  require_error(ErrorKind::kData, {"10 uint16 tokens, which makes 1044 bytes, but the file has 1042"},
+                [&] { open(llmc_file(20240520, 1, 10, payload)); });
+  require_error(ErrorKind::kData, {"but the file has 1042"}, [&] { open(llmc_file(20240520, 1, 8, payload)); });
+  require_error(ErrorKind::kData, {"-9 uint16 tokens"}, [&] { open(llmc_file(20240520, 1, -9, payload)); });
+  require_error(ErrorKind::kData, {"only 1000"}, [&] { open(llmc_file(20240520, 1, 9, payload).substr(0, 1000)); });
+  require_error(ErrorKind::kConfig, {"says uint16"}, [&] { open(llmc_file(20240520, 1, 9, payload), "uint32"); });
 }
 
 TEST_CASE("the token type of a file without header is never guessed") {
-  const TempFolder folder;
-  const auto path = folder.write("a.bin", packed(counting<uint16_t>(20)));
-  REQUIRE_ERROR(make_token_source(tokens_config(path), kRequest), ErrorKind::kConfig, "data.token_dtype is missing");
-  REQUIRE_ERROR(make_token_source(tokens_config(path, "int64"), kRequest), ErrorKind::kConfig,
-                "must be uint16 or uint32");
-  const auto odd = folder.write("odd.bin", packed(counting<uint16_t>(21)));
-  REQUIRE_ERROR(make_token_source(tokens_config(odd, "uint32"), kRequest), ErrorKind::kData,
-                "42 bytes after a header of 0 are not a whole number of uint32 tokens");
+  const TemporaryFolder folder;
+  const auto path = folder.write("a.bin", bytes_of(counting<uint16_t>(20)));
+  require_error(ErrorKind::kConfig, {"data.token_dtype is missing"},
+                [&] { make_token_source(tokens_config(path), kRequest); });
+  require_error(ErrorKind::kConfig, {"must be uint16 or uint32"},
+                [&] { make_token_source(tokens_config(path, "int64"), kRequest); });
+  const auto odd = folder.write("odd.bin", bytes_of(counting<uint16_t>(21)));
+  require_error(ErrorKind::kData, {"42 bytes after a header of 0 are not a whole number of uint32 tokens"},
+                [&] { make_token_source(tokens_config(odd, "uint32"), kRequest); });
 }
 
 TEST_CASE("a file that cannot be read is named") {
-  const TempFolder folder;
-  REQUIRE_ERROR(make_token_source(tokens_config(folder.file("none.bin"), "uint16"), kRequest), ErrorKind::kData,
-                "none.bin: No such file");
-  REQUIRE_ERROR(make_token_source(tokens_config(folder.write("empty.bin", ""), "uint16"), kRequest), ErrorKind::kData,
-                "empty.bin: the file is empty");
-  REQUIRE_ERROR(make_token_source(tokens_config(folder.file(""), "uint16"), kRequest), ErrorKind::kData,
-                "not a regular file");
-  REQUIRE_ERROR(make_token_source(tokens_config("", "uint16"), kRequest), ErrorKind::kConfig, "data.path is missing");
+  const TemporaryFolder folder;
+  require_error(ErrorKind::kData, {"none.bin: cannot be opened: No such file"},
+                [&] { make_token_source(tokens_config((folder / "none.bin").string(), "uint16"), kRequest); });
+  require_error(ErrorKind::kData, {"empty.bin: the file is empty"},
+                [&] { make_token_source(tokens_config(folder.write("empty.bin", ""), "uint16"), kRequest); });
+  require_error(ErrorKind::kData, {"not a regular file"},
+                [&] { make_token_source(tokens_config(folder.path().string(), "uint16"), kRequest); });
+  require_error(ErrorKind::kConfig, {"data.path is missing"},
+                [&] { make_token_source(tokens_config("", "uint16"), kRequest); });
 }
 
 TEST_CASE("the tail of a flat file is kept for validation") {
-  const TempFolder folder;
-  auto data = tokens_config(folder.write("a.bin", packed(counting<uint16_t>(100))), "uint16");
+  const TemporaryFolder folder;
+  auto data = tokens_config(folder.write("a.bin", bytes_of(counting<uint16_t>(100))), "uint16");
   data.validation_fraction = 0.105;  // 10 tokens
   const auto train = make_token_source(data, kRequest);
   const auto validation = make_token_source(data, kValidation);
@@ -129,38 +126,39 @@ TEST_CASE("the tail of a flat file is kept for validation") {
 }
 
 TEST_CASE("a split too short for one sample says how many tokens it needs") {
-  const TempFolder folder;
-  auto data = tokens_config(folder.write("a.bin", packed(counting<uint16_t>(100))), "uint16");
-  REQUIRE_ERROR(make_token_source(data, kValidation), ErrorKind::kConfig, "data.validation_fraction is 0");
+  const TemporaryFolder folder;
+  auto data = tokens_config(folder.write("a.bin", bytes_of(counting<uint16_t>(100))), "uint16");
+  require_error(ErrorKind::kConfig, {"data.validation_fraction is 0"}, [&] { make_token_source(data, kValidation); });
   data.validation_fraction = 0.049;
-  REQUIRE_ERROR(make_token_source(data, kValidation), ErrorKind::kData,
-                "the validation split has 4 of 100 tokens (data.validation_fraction = 0.049), but one sample needs "
-                "train.sequence_length + 1 = 5");
+  require_error(ErrorKind::kData,
+                {"the validation split has 4 of 100 tokens (data.validation_fraction = 0.049), but one sample needs "
+                 "train.sequence_length + 1 = 5"},
+                [&] { make_token_source(data, kValidation); });
   data.validation_fraction = 0.05;
   CHECK(make_token_source(data, kValidation)->samples() == 1);
   data.validation_fraction = 0.96;
-  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "the train split has 4 of 100 tokens");
-  data.path = folder.write("b.bin", packed(counting<uint16_t>(4)));
+  require_error(ErrorKind::kData, {"the train split has 4 of 100 tokens"}, [&] { make_token_source(data, kRequest); });
+  data.path = folder.write("b.bin", bytes_of(counting<uint16_t>(4)));
   data.validation_fraction = 0.0;
-  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "the train split has 4 of 4 tokens");
+  require_error(ErrorKind::kData, {"the train split has 4 of 4 tokens"}, [&] { make_token_source(data, kRequest); });
 }
 
 TEST_CASE("an id outside the vocabulary is an error that names file, position and id") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   auto tokens = counting<uint32_t>(13);
   const auto open = [&](uint32_t id) {
     tokens[6] = id;
-    return make_token_source(tokens_config(folder.write("a.bin", packed(tokens)), "uint32"), kRequest);
+    return make_token_source(tokens_config(folder.write("a.bin", bytes_of(tokens)), "uint32"), kRequest);
   };
   CHECK(sample_of(*open(999), 1)[2] == 999);
   for (const uint32_t id : {1000u, 0x80000000u, 0xffffffffu}) {
     const auto source = open(id);
     CHECK(sample_of(*source, 0).size() == 5);  // the sample before it is good
-    REQUIRE_ERROR(sample_of(*source, 1), ErrorKind::kData, "a.bin: token 6 has id " + std::to_string(id));
+    require_error(ErrorKind::kData, {"a.bin: token 6 has id " + std::to_string(id)}, [&] { sample_of(*source, 1); });
     CHECK(contains(error_of([&] { sample_of(*source, 1); })->hint(), "model.vocab_size"));
   }
   // In an llm.c file the position counts tokens too, not the header.
-  const auto llmc = folder.write("llmc.bin", llmc_file(20240520, 1, 6, packed<uint16_t>({1, 2, 3, 4000, 5, 6})));
-  REQUIRE_ERROR(sample_of(*make_token_source(tokens_config(llmc), kRequest), 0), ErrorKind::kData,
-                "token 3 has id 4000, outside the vocabulary [0, 1000)");
+  const auto llmc = folder.write("llmc.bin", llmc_file(20240520, 1, 6, bytes_of<uint16_t>({1, 2, 3, 4000, 5, 6})));
+  require_error(ErrorKind::kData, {"token 3 has id 4000, outside the vocabulary [0, 1000)"},
+                [&] { sample_of(*make_token_source(tokens_config(llmc), kRequest), 0); });
 }

@@ -5,6 +5,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -30,7 +31,7 @@ TEST_CASE("the index of a known dataset, byte by byte") {
       hex_of(bytes) ==
       "4d4d494449445800000100000000000000080300000000000000030000000000000003000000020000000400000000000000000000000600"
       "0000000000000a00000000000000000000000000000002000000000000000300000000000000");
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const MegatronIndex index(folder.write("a.idx", bytes));
   CHECK(index.type() == TokenType::kU16);
   CHECK(index.sequences() == 3);
@@ -43,7 +44,7 @@ TEST_CASE("the index of a known dataset, byte by byte") {
 }
 
 TEST_CASE("a damaged index is refused with the reason") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto open = [&](const std::string& bytes) { MegatronIndex(folder.write("a.idx", bytes)); };
   const auto damaged = [&](auto change) {
     IndexBytes index = small_index();
@@ -52,28 +53,27 @@ TEST_CASE("a damaged index is refused with the reason") {
   };
   const std::string good = small_index().bytes();
   open(good);
-  REQUIRE_ERROR(damaged([](auto& i) { i.magic[0] = 'X'; }), ErrorKind::kData, "does not begin with MMIDIDX");
-  REQUIRE_ERROR(open(good.substr(0, 33)), ErrorKind::kData, "does not begin with MMIDIDX");
-  REQUIRE_ERROR(damaged([](auto& i) { i.version = 2; }), ErrorKind::kData, "version 2");
+  require_error(ErrorKind::kData, {"does not begin with MMIDIDX"}, [&] { damaged([](auto& i) { i.magic[0] = 'X'; }); });
+  require_error(ErrorKind::kData, {"does not begin with MMIDIDX"}, [&] { open(good.substr(0, 33)); });
+  require_error(ErrorKind::kData, {"version 2"}, [&] { damaged([](auto& i) { i.version = 2; }); });
   for (const int type : {0, 6, 7, 9, 255}) {
-    REQUIRE_ERROR(damaged([&](auto& i) { i.type = static_cast<uint8_t>(type); }), ErrorKind::kData,
-                  format("element type {}", type));
+    require_error(ErrorKind::kData, {format("element type {}", type)},
+                  [&] { damaged([&](auto& i) { i.type = static_cast<uint8_t>(type); }); });
   }
-  REQUIRE_ERROR(open(good.substr(0, 93)), ErrorKind::kData, "do not fit its 93 bytes");
-  REQUIRE_ERROR(open(good + "x"), ErrorKind::kData, "do not fit its 95 bytes");
-  REQUIRE_ERROR(open(std::string(good).replace(18, 8, 8, '\xff')), ErrorKind::kData, "do not fit");
-  REQUIRE_ERROR(open(std::string(good).replace(26, 8, 8, '\xff')), ErrorKind::kData, "do not fit");
-  REQUIRE_ERROR(damaged([](auto& i) { i.lengths[1] = -2; }), ErrorKind::kData, "sequence 1 has length -2");
-  REQUIRE_ERROR(damaged([](auto& i) { i.offsets[2] = 12; }), ErrorKind::kData,
-                "sequence 2 begins at byte 12, but those before it end at byte 10");
-  REQUIRE_ERROR(damaged([](auto& i) { i.documents[2] = 2; }), ErrorKind::kData, "number of sequences, 3");
-  REQUIRE_ERROR(damaged([](auto& i) { i.documents[0] = 1; }), ErrorKind::kData, "must run from 0");
-  REQUIRE_ERROR(damaged([](auto& i) { i.documents.clear(); }), ErrorKind::kData, "must run from 0");
-  REQUIRE_ERROR(damaged([](auto& i) {
-                  i.documents = {0, 3, 2, 3};
-                }),
-                ErrorKind::kData, "document 2 begins at sequence 2");
-  REQUIRE_ERROR(open(IndexBytes::of({}, 8, 2).bytes()), ErrorKind::kData, "no sequences");
+  require_error(ErrorKind::kData, {"do not fit its 93 bytes"}, [&] { open(good.substr(0, 93)); });
+  require_error(ErrorKind::kData, {"do not fit its 95 bytes"}, [&] { open(good + "x"); });
+  require_error(ErrorKind::kData, {"do not fit"}, [&] { open(std::string(good).replace(18, 8, 8, '\xff')); });
+  require_error(ErrorKind::kData, {"do not fit"}, [&] { open(std::string(good).replace(26, 8, 8, '\xff')); });
+  require_error(ErrorKind::kData, {"sequence 1 has length -2"}, [&] { damaged([](auto& i) { i.lengths[1] = -2; }); });
+  require_error(ErrorKind::kData, {"sequence 2 begins at byte 12, but those before it end at byte 10"},
+                [&] { damaged([](auto& i) { i.offsets[2] = 12; }); });
+  require_error(ErrorKind::kData, {"number of sequences, 3"}, [&] { damaged([](auto& i) { i.documents[2] = 2; }); });
+  require_error(ErrorKind::kData, {"must run from 0"}, [&] { damaged([](auto& i) { i.documents[0] = 1; }); });
+  require_error(ErrorKind::kData, {"must run from 0"}, [&] { damaged([](auto& i) { i.documents.clear(); }); });
+  require_error(ErrorKind::kData, {"document 2 begins at sequence 2"}, [&] {
+    damaged([](auto& i) { i.documents = {0, 3, 2, 3}; });
+  });
+  require_error(ErrorKind::kData, {"no sequences"}, [&] { open(IndexBytes::of({}, 8, 2).bytes()); });
 }
 
 TEST_CASE("split weights divide the sequences as Megatron does") {
@@ -87,6 +87,7 @@ TEST_CASE("split weights divide the sequences as Megatron does") {
   CHECK(split_sequences("1,1,1", 2, 100000) == Range{66667, 100000});
   CHECK(split_sequences("1", 0, 7) == Range{0, 7});
   CHECK(split_sequences(".5 0.5", 1, 7) == Range{4, 7});
+  CHECK(split_sequences("90 10", 1, 1000) == Range{900, 1000});
   // Halves go to the even neighbour.
   CHECK(split_sequences("1,1", 0, 5) == Range{0, 2});
   CHECK(split_sequences("1,1", 1, 5) == Range{2, 5});
@@ -94,12 +95,8 @@ TEST_CASE("split weights divide the sequences as Megatron does") {
 }
 
 TEST_CASE("an unusable split is refused") {
-  REQUIRE_ERROR(split_sequences("99,1,0", 2, 12345), ErrorKind::kData, "no sequence of 12345 for part 3");
-  REQUIRE_ERROR(split_sequences("969, 30, 1", 1, 3), ErrorKind::kData, "no sequence of 3 for part 2");
-  REQUIRE_ERROR(split_sequences("9e2,1", 0, 9), ErrorKind::kConfig, "only numbers and commas");
-  REQUIRE_ERROR(split_sequences("-1,1", 0, 9), ErrorKind::kConfig, "only numbers and commas");
-  REQUIRE_ERROR(split_sequences("1,1,1,1", 0, 9), ErrorKind::kConfig, "more than three");
-  REQUIRE_ERROR(split_sequences("1.2.3", 0, 9), ErrorKind::kConfig, "not a number");
-  REQUIRE_ERROR(split_sequences("0,0", 0, 9), ErrorKind::kConfig, "positive sum");
-  REQUIRE_ERROR(split_sequences("", 0, 9), ErrorKind::kConfig, "positive sum");
+  require_error(ErrorKind::kData, {"no sequence of 12345 for part 3"}, [&] { split_sequences("99,1,0", 2, 12345); });
+  require_error(ErrorKind::kData, {"no sequence of 3 for part 2"}, [&] { split_sequences("969, 30, 1", 1, 3); });
+  require_error(ErrorKind::kConfig, {"data.split = \"9e1,10\": only numbers"},
+                [&] { split_sequences("9e1,10", 0, 9); });
 }

@@ -9,6 +9,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 using Start = MegatronSamples::Start;
 using Starts = std::vector<Start>;
@@ -99,11 +100,16 @@ TEST_CASE("the pieces of every sample are the S + 1 tokens from its start on") {
 }
 
 TEST_CASE("limits of the order are errors") {
-  REQUIRE_ERROR(MegatronSamples({0, 0}, 4, 1, 1), ErrorKind::kData, "holds no tokens");
-  REQUIRE_ERROR(MegatronSamples(kLengths, 4, 1, uint64_t{1} << 32), ErrorKind::kConfig, "4294967296 is past 2^32 - 1");
-  REQUIRE_ERROR(MegatronSamples(kLengths, 4096, 10'000'000, 1), ErrorKind::kData, "more than 2^31 - 1 entries");
-  REQUIRE_ERROR(MegatronSamples({1 << 30}, 1, int64_t{1} << 31, 1), ErrorKind::kData, "more than 2^31 - 1 entries");
-  REQUIRE_ERROR(MegatronSamples({1 << 30, 1 << 30, 1 << 30}, 1, 1, 1), ErrorKind::kData, "more than 2^31 - 1 entries");
+  require_error(ErrorKind::kData, {"holds no tokens"}, [&] { MegatronSamples({0, 0}, 4, 1, 1); });
+  require_error(ErrorKind::kConfig, {"4294967296 is past 2^32 - 1"},
+                [&] { MegatronSamples(kLengths, 4, 1, uint64_t{1} << 32); });
+  require_error(ErrorKind::kData, {"more than 2^31 - 1 entries"},
+                [&] { MegatronSamples(kLengths, 4096, 10'000'000, 1); });
+  require_error(ErrorKind::kData, {"more than 2^31 - 1 entries"},
+                [&] { MegatronSamples({1 << 30}, 1, int64_t{1} << 31, 1); });
+  require_error(ErrorKind::kData, {"more than 2^31 - 1 entries"}, [&] {
+    MegatronSamples({1 << 30, 1 << 30, 1 << 30}, 1, 1, 1);
+  });
 }
 
 TEST_CASE("GPTDataset order at size: MockGPTDataset, seed 1234, S = 2048, split in thirds") {

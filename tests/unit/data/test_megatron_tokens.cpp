@@ -6,6 +6,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -13,27 +14,21 @@ constexpr TokenRequest kRequest{.sequence_length = 4, .vocab_size = 26, .seed = 
 
 // Sequences of 5, 3, 7, 2 and 9 tokens, numbered 0 to 25 through the whole file.
 template <class T>
-DataConfig write_dataset(const TempFolder& folder, uint8_t type, const std::string& split) {
+DataConfig write_dataset(const TemporaryFolder& folder, uint8_t type, const std::string& split) {
   std::vector<T> tokens(26);
   std::iota(tokens.begin(), tokens.end(), T{0});
-  folder.write("corpus.bin", packed(tokens));
+  folder.write("corpus.bin", bytes_of(tokens));
   folder.write("corpus.idx", IndexBytes::of({5, 3, 7, 2, 9}, type, sizeof(T)).bytes());
   DataConfig data;
   data.kind = DataKind::kMegatron;
-  data.path = folder.file("corpus");
+  data.path = (folder / "corpus").string();
   data.split = split;
   return data;
 }
 
-std::vector<int32_t> sample_of(const TokenSource& source, int64_t sample) {
-  std::vector<int32_t> tokens(static_cast<size_t>(source.sequence_length()) + 1);
-  source.read(sample, tokens);
-  return tokens;
-}
-
 template <class T>
 void check_samples(uint8_t type) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto source = make_token_source(write_dataset<T>(folder, type, "1"), kRequest);
   REQUIRE(source->samples() == 6);
   // Sequences in the order 4 0 1 2 3, samples in the order 5 2 3 1 0 4 (B.14 of the vectors in test_megatron_samples).
@@ -57,7 +52,7 @@ TEST_CASE("samples of a Megatron dataset, for every integer type") {
 }
 
 TEST_CASE("the validation split of a Megatron dataset reads its own sequences only") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto data = write_dataset<uint16_t>(folder, 8, "2, 2, 1");  // sequences 2 and 3: tokens 8 to 16
   TokenRequest request = kRequest;
   request.split = Split::kValidation;
@@ -73,29 +68,31 @@ TEST_CASE("the validation split of a Megatron dataset reads its own sequences on
 }
 
 TEST_CASE("a Megatron .bin that does not fit its .idx is refused") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   auto data = write_dataset<uint16_t>(folder, 8, "1");
   folder.write("corpus.bin", std::string(50, '\0'));
-  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData,
-                "26 uint16 tokens, which makes 52 bytes, but the file has 50");
-  std::filesystem::remove(folder.file("corpus.bin"));
-  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "corpus.bin: No such file");
+  require_error(ErrorKind::kData, {"26 uint16 tokens, which makes 52 bytes, but the file has 50"},
+                [&] { make_token_source(data, kRequest); });
+  std::filesystem::remove((folder / "corpus.bin").string());
+  require_error(ErrorKind::kData, {"corpus.bin: cannot be opened: No such file"},
+                [&] { make_token_source(data, kRequest); });
   data.path += ".bin";
-  REQUIRE_ERROR(make_token_source(data, kRequest), ErrorKind::kData, "corpus.bin.idx: No such file");
+  require_error(ErrorKind::kData, {"corpus.bin.idx: cannot be opened: No such file"},
+                [&] { make_token_source(data, kRequest); });
 }
 
 TEST_CASE("ids outside the vocabulary in a Megatron dataset") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto data = write_dataset<int32_t>(folder, 4, "1");
   TokenRequest request = kRequest;
   request.vocab_size = 25;
   const auto source = make_token_source(data, request);
   CHECK(sample_of(*source, 0).size() == 5);
-  REQUIRE_ERROR(sample_of(*source, 1), ErrorKind::kData,
-                "corpus.bin: token 25 has id 25, outside the vocabulary [0, 25)");
+  require_error(ErrorKind::kData, {"corpus.bin: token 25 has id 25, outside the vocabulary [0, 25)"},
+                [&] { sample_of(*source, 1); });
 
-  auto tokens = unpacked<int32_t>(folder.read("corpus.bin"));
+  auto tokens = values_of<int32_t>(folder.read("corpus.bin"));
   tokens[11] = -1;
-  folder.write("corpus.bin", packed(tokens));
-  REQUIRE_ERROR(sample_of(*make_token_source(data, kRequest), 0), ErrorKind::kData, "token 11 has id -1");
+  folder.write("corpus.bin", bytes_of(tokens));
+  require_error(ErrorKind::kData, {"token 11 has id -1"}, [&] { sample_of(*make_token_source(data, kRequest), 0); });
 }

@@ -8,14 +8,9 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
-
-std::vector<int32_t> sample_of(const TokenSource& source, int64_t sample) {
-  std::vector<int32_t> tokens(static_cast<size_t>(source.sequence_length()) + 1);
-  source.read(sample, tokens);
-  return tokens;
-}
 
 }  // namespace
 
@@ -55,8 +50,8 @@ TEST_CASE("any sample number below samples() can be read, no other") {
   const MockTokens source({.sequence_length = 4096, .vocab_size = 8, .seed = 1});
   CHECK(source.samples() > int64_t{1} << 50);
   CHECK(sample_of(source, source.samples() - 1).size() == 4097);
-  REQUIRE_ERROR(sample_of(source, source.samples()), ErrorKind::kFault, "sample");
-  REQUIRE_ERROR(sample_of(source, -1), ErrorKind::kFault, "sample -1");
+  require_error(ErrorKind::kFault, {"sample"}, [&] { sample_of(source, source.samples()); });
+  require_error(ErrorKind::kFault, {"sample -1"}, [&] { sample_of(source, -1); });
   std::vector<int32_t> short_buffer(4096);
-  REQUIRE_ERROR(source.read(0, short_buffer), ErrorKind::kFault, "4096 tokens for S = 4096");
+  require_error(ErrorKind::kFault, {"4096 tokens for S = 4096"}, [&] { source.read(0, short_buffer); });
 }

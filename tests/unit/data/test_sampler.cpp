@@ -10,6 +10,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -90,6 +91,7 @@ TEST_CASE("only the training split of a flat file is shuffled") {
 }
 
 TEST_CASE("misuse of the sampler is a fault") {
-  REQUIRE_ERROR(Sampler(SampleOrder::kSequential, 0, 1), ErrorKind::kFault, "samples = 0");
-  REQUIRE_ERROR(Sampler(SampleOrder::kSequential, 3, 1).sample_at(-1), ErrorKind::kFault, "global_position = -1");
+  require_error(ErrorKind::kFault, {"samples = 0"}, [&] { Sampler(SampleOrder::kSequential, 0, 1); });
+  require_error(ErrorKind::kFault, {"global_position = -1"},
+                [&] { Sampler(SampleOrder::kSequential, 3, 1).sample_at(-1); });
 }

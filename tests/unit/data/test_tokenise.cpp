@@ -9,6 +9,7 @@
 #include "support/catch.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -18,9 +19,9 @@ struct Outcome {
 };
 
 // Runs the tool inside the folder.
-Outcome tokenise(const TempFolder& folder, const std::string& arguments) {
-  const std::string command =
-      format("cd '{}' && python3 '{}/tools/tokenise' {} >said 2>&1", folder.file(""), INVAR_SOURCE_DIR, arguments);
+Outcome tokenise(const TemporaryFolder& folder, const std::string& arguments) {
+  const std::string command = format("cd '{}' && python3 '{}/tools/tokenise' {} >said 2>&1", folder.path().string(),
+                                     INVAR_SOURCE_DIR, arguments);
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, folder.read("said")};
 }
@@ -38,7 +39,7 @@ const std::vector<int32_t> kAbCde = {'a', 'b', 256, 'c', 0xc3, 0xa9, 256};
 }  // namespace
 
 TEST_CASE("tokenise: bytes of files to an llm.c file") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   folder.write("1.txt", "ab");
   folder.write("nothing.txt", "");
   folder.write("2.txt", "c\xc3\xa9");
@@ -53,22 +54,22 @@ TEST_CASE("tokenise: bytes of files to an llm.c file") {
   header[0] = 20240520;
   header[1] = 1;
   header[2] = 7;
-  CHECK(bytes.substr(0, 1024) == packed(header));
+  CHECK(bytes.substr(0, 1024) == bytes_of(header));
 
   DataConfig data;
   data.kind = DataKind::kTokens;
-  data.path = folder.file("out.bin");
+  data.path = (folder / "out.bin").string();
   CHECK(first_sample(data, 6, 257) == kAbCde);
 }
 
 TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   folder.write("in.jsonl", "{\"body\": \"ab\", \"id\": 1}\n\n{\"body\": \"\"}\n{\"body\": \"c\\u00e9\"}\n");
   const auto flat = tokenise(folder, "in.jsonl --jsonl body --format flat --output flat.bin");
   INFO(flat.text);
   REQUIRE(flat.exit_code == 0);
   CHECK(contains(flat.text, "path: \"flat.bin\", token_dtype: uint16"));
-  CHECK(folder.read("flat.bin") == packed(std::vector<uint16_t>(kAbCde.begin(), kAbCde.end())));
+  CHECK(folder.read("flat.bin") == bytes_of(std::vector<uint16_t>(kAbCde.begin(), kAbCde.end())));
 
   const auto megatron = tokenise(folder, "in.jsonl --jsonl body --format megatron --output pair.bin");
   INFO(megatron.text);
@@ -79,7 +80,7 @@ TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
 
   DataConfig data;
   data.kind = DataKind::kMegatron;
-  data.path = folder.file("pair");
+  data.path = (folder / "pair").string();
   data.split = "1, 0, 0";
   // Two documents in one of their two orders.
   const auto sample = first_sample(data, 6, 257);
@@ -87,12 +88,12 @@ TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
 }
 
 TEST_CASE("tokenise: a long file keeps every byte across chunks") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   std::string text(3'000'001, '\0');
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 2654435761u >> 13);
   folder.write("long.txt", text);
   REQUIRE(tokenise(folder, "long.txt --format flat --output out.bin").exit_code == 0);
-  const auto tokens = unpacked<uint16_t>(folder.read("out.bin"));
+  const auto tokens = values_of<uint16_t>(folder.read("out.bin"));
   REQUIRE(tokens.size() == text.size() + 1);
   CHECK(std::equal(text.begin(), text.end(), tokens.begin(),
                    [](char c, uint16_t token) { return static_cast<unsigned char>(c) == token; }));
@@ -100,7 +101,7 @@ TEST_CASE("tokenise: a long file keeps every byte across chunks") {
 }
 
 TEST_CASE("tokenise: a tokenizer.json, or a clear word that its package is missing") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   folder.write("in.txt", "hello big world");
   folder.write("tokenizer.json",
                R"({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{"id": 70000,
@@ -117,12 +118,12 @@ TEST_CASE("tokenise: a tokenizer.json, or a clear word that its package is missi
   REQUIRE(outcome.exit_code == 0);
   DataConfig data;
   data.kind = DataKind::kTokens;
-  data.path = folder.file("out.bin");
+  data.path = (folder / "out.bin").string();
   CHECK(first_sample(data, 3, 70001) == std::vector<int32_t>{0, 2, 1, 70000});
 }
 
 TEST_CASE("tokenise: a mistake ends with one line, and leaves no output") {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   folder.write("ok.jsonl", "{\"text\": \"a\"}\n");
   folder.write("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
   folder.write("empty.txt", "");
@@ -132,8 +133,8 @@ TEST_CASE("tokenise: a mistake ends with one line, and leaves no output") {
     CHECK(outcome.exit_code == 2);
     CHECK(contains(outcome.text, message));
     CHECK_FALSE(contains(outcome.text, "Traceback"));
-    CHECK_FALSE(std::filesystem::exists(folder.file("out.bin")));
-    CHECK_FALSE(std::filesystem::exists(folder.file("out.bin.part")));
+    CHECK_FALSE(std::filesystem::exists((folder / "out.bin").string()));
+    CHECK_FALSE(std::filesystem::exists((folder / "out.bin.part").string()));
   };
   refuses("none.txt", "none.txt");
   refuses("empty.txt", "hold no text");

@@ -8,10 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor.h"
+#include "device/stream.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 namespace invar::test {
+
+using Values = std::vector<double>;
+
+inline const Stream kCpu(DeviceType::kCpu);
+inline const Stream kTwoThreads(DeviceType::kCpu, 2);
+inline const Stream kMeta(DeviceType::kMeta);
 
 // A tensor that owns its bytes. Without values it is filled with NaN, so that an element nobody wrote shows.
 class HostTensor {
@@ -135,20 +142,6 @@ inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
 inline std::vector<double> plus(std::vector<double> a, const std::vector<double>& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
   return a;
-}
-
-// The text of the fault that f throws; empty if it throws none.
-inline std::string fault_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.kind() == ErrorKind::kFault ? error.what() : "another kind of error";
-  }
-  return "";
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace invar::test

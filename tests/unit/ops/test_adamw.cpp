@@ -6,11 +6,6 @@ namespace invar::ops {
 namespace {
 
 using namespace invar::test;
-using Values = std::vector<double>;
-
-const Stream kCpu(DeviceType::kCpu);
-const Stream kTwoThreads(DeviceType::kCpu, 2);
-const Stream kMeta(DeviceType::kMeta);
 
 struct State {
   explicit State(int64_t n)
@@ -106,7 +101,8 @@ TEST_CASE("adamw_update of nothing, on meta, and of wrong operands") {
 
   const HostTensor bf16(DType::kBF16, {5}), longer(DType::kF32, {6});
   const auto update = [&](const AdamWParams& params, const Tensor& gradient) {
-    return fault_of([&] { adamw_update(kCpu, params, state.parameter, gradient, state.exp_avg, state.exp_avg_sq); });
+    return message_of(ErrorKind::kFault,
+                      [&] { adamw_update(kCpu, params, state.parameter, gradient, state.exp_avg, state.exp_avg_sq); });
   };
   AdamWParams step_zero = recipe();
   step_zero.step = 0;

@@ -284,13 +284,7 @@ TEST_CASE("ranks that are threads of one process do not disturb each other") {
 }
 
 std::string refusal_of(DeviceType device, const AttentionOperands& o) {
-  try {
-    choose_attention(device, o.params, o.q, o.k);
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::kConfig);
-    return error.what();
-  }
-  return "";
+  return message_of(ErrorKind::kConfig, [&] { choose_attention(device, o.params, o.q, o.k); });
 }
 
 TEST_CASE("what no backend takes is refused with the reasons") {
@@ -325,11 +319,12 @@ TEST_CASE("meta checks the operands and does nothing") {
   const Stream stream(DeviceType::kMeta);
   const AttentionBackend& meta = choose_attention(DeviceType::kMeta, o.params, o.q, o.k);
   const auto forward = [&](const Tensor& lse) {
-    return fault_of([&] { meta.forward(stream, o.params, o.q, o.k, o.v, o.out, lse); });
+    return message_of(ErrorKind::kFault, [&] { meta.forward(stream, o.params, o.q, o.k, o.v, o.out, lse); });
   };
   const auto backward = [&](const Tensor& delta) {
-    return fault_of(
-        [&] { meta.backward(stream, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, delta, o.d_q, o.d_k, o.d_v); });
+    return message_of(ErrorKind::kFault, [&] {
+      meta.backward(stream, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, delta, o.d_q, o.d_k, o.d_v);
+    });
   };
   CHECK(forward(sums).empty());
   CHECK(backward(sums).empty());
@@ -345,7 +340,8 @@ TEST_CASE("wrong operands are faults on the CPU too") {
   AttentionCase c({2, 4, 2, 2, 8}, DType::kF32);
   HostTensor lse(DType::kF32, {8, 4});
   const auto forward = [&](const AttentionOperands& o) {
-    return fault_of([&] { tiled().forward(Stream(DeviceType::kCpu), o.params, o.q, o.k, o.v, o.out, lse); });
+    return message_of(ErrorKind::kFault,
+                      [&] { tiled().forward(Stream(DeviceType::kCpu), o.params, o.q, o.k, o.v, o.out, lse); });
   };
   CHECK(forward(c).empty());
   AttentionOperands o = c;

@@ -6,11 +6,6 @@ namespace invar::ops {
 namespace {
 
 using namespace invar::test;
-using Values = std::vector<double>;
-
-const Stream kCpu(DeviceType::kCpu);
-const Stream kTwoThreads(DeviceType::kCpu, 2);
-const Stream kMeta(DeviceType::kMeta);
 
 // out of one [gate, up] block after another.
 Values reference(const Values& gate_up, size_t width) {
@@ -80,13 +75,14 @@ TEST_CASE("gated_activation of no tokens, on meta, and of wrong operands") {
   gated_activation_backward(kMeta, Activation::kSilu, meta_out, meta, 2, meta);
 
   const auto forward = [&](int64_t width, const Tensor& y) {
-    return fault_of([&] { gated_activation_forward(kCpu, Activation::kSilu, gate_up, width, y); });
+    return message_of(ErrorKind::kFault, [&] { gated_activation_forward(kCpu, Activation::kSilu, gate_up, width, y); });
   };
   CHECK(contains(forward(3, out), "not rows of pairs of width 3"));
   CHECK(contains(forward(0, out), "not rows of pairs of width 0"));
   CHECK(contains(forward(2, wide), "out is f32 (3, 8), expected f32 (3, 4)"));
-  CHECK(contains(fault_of([&] { gated_activation_backward(kCpu, Activation::kSilu, out, gate_up, 2, out); }),
-                 "d_gate_up is"));
+  CHECK(contains(
+      message_of(ErrorKind::kFault, [&] { gated_activation_backward(kCpu, Activation::kSilu, out, gate_up, 2, out); }),
+      "d_gate_up is"));
 }
 
 }  // namespace

@@ -14,10 +14,13 @@
 #include "ops/cpu/gemm.h"
 #include "ops/matmul.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
 using ops::Transpose;
 using ops::cpu::GemmIsa;
+using test::contains;
+using test::message_of;
 
 namespace {
 
@@ -104,17 +107,6 @@ std::vector<GemmIsa> supported_isas() {
     }
   }
   return out;
-}
-
-// The message of the Error that `run` throws; empty if it throws none.
-template <class Run>
-std::string refusal(const Run& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 template <class T>
@@ -325,9 +317,9 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   // Whether the product is refused with a message that says `words`.
   const auto refuses = [&](std::string_view words, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
                            const Tensor& c, float beta = 0.0f) {
-    const std::string message = refusal([&] { ops::matmul(stream, a, ta, b, tb, c, beta); });
+    const std::string message = message_of(ErrorKind::kFault, [&] { ops::matmul(stream, a, ta, b, tb, c, beta); });
     INFO(message);
-    return !message.empty() && message.find(words) != std::string::npos;
+    return !message.empty() && contains(message, words);
   };
   constexpr auto kNo = Transpose::kNo;
   constexpr auto kYes = Transpose::kYes;
@@ -359,7 +351,7 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   Matrix<float> bytes(10);
   CHECK(refuses("on cpu, but the stream is on meta", a, kNo, b, kNo, tensor_of(bytes, {2, 5})));
   const Tensor on_gpu(bytes.data(), f32, DeviceType::kCuda, {2, 2});
-  CHECK(refusal([&] {
+  CHECK(message_of(ErrorKind::kFault, [&] {
           ops::matmul(Stream(DeviceType::kCuda), on_gpu, kNo, on_gpu, kNo, on_gpu);
         }).find("built without CUDA") != std::string::npos);
 }

@@ -7,11 +7,6 @@ namespace invar::ops {
 namespace {
 
 using namespace invar::test;
-using Values = std::vector<double>;
-
-const Stream kCpu(DeviceType::kCpu);
-const Stream kTwoThreads(DeviceType::kCpu, 2);
-const Stream kMeta(DeviceType::kMeta);
 
 // Large enough to matter beside mean(x²) of the tests, so that its place in the formula is tested.
 constexpr float kEps = 0.05f;
@@ -143,19 +138,22 @@ TEST_CASE("rms_norm of no tokens, on meta, and of wrong operands") {
 
   const HostTensor narrow(DType::kF32, {7}), bf16(DType::kBF16, {3, 8});
   const auto forward = [&](const Stream& stream, const Tensor& x, const Tensor& weight, const Tensor& y) {
-    return fault_of([&] { rms_norm_forward(stream, x, weight, kEps, y, c.rstd); });
+    return message_of(ErrorKind::kFault, [&] { rms_norm_forward(stream, x, weight, kEps, y, c.rstd); });
   };
   CHECK(contains(forward(kCpu, c.x, narrow, c.y), "rms_norm_forward: weight is f32 (7), expected f32 (8)"));
   CHECK(contains(forward(kCpu, c.x, c.weight, bf16), "y is bf16 (3, 8), expected f32 (3, 8)"));
   CHECK(contains(forward(kMeta, meta(c.x), meta(narrow), meta(c.y)), "weight is f32 (7)"));
   CHECK(contains(forward(kCpu, meta(c.x), c.weight, c.y), "on meta, but the stream is on cpu"));
   const auto cuda = [](const HostTensor& t) { return t.on(DeviceType::kCuda); };
-  CHECK(contains(fault_of([&] {
-                   rms_norm_forward(Stream(DeviceType::kCuda), cuda(c.x), cuda(c.weight), kEps, cuda(c.y),
-                                    cuda(c.rstd));
-                 }),
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              rms_norm_forward(Stream(DeviceType::kCuda), cuda(c.x), cuda(c.weight), kEps, cuda(c.y),
+                                               cuda(c.rstd));
+                            }),
                  "built without CUDA"));
-  CHECK(contains(fault_of([&] { rms_norm_backward(kCpu, c.d_y, c.x, c.weight, c.rstd, c.d_x, bf16); }), "d_weight"));
+  CHECK(contains(
+      message_of(ErrorKind::kFault, [&] { rms_norm_backward(kCpu, c.d_y, c.x, c.weight, c.rstd, c.d_x, bf16); }),
+      "d_weight"));
 }
 
 TEST_CASE("the rope table holds cos and sin of fp32 angles") {
@@ -173,8 +171,12 @@ TEST_CASE("the rope table holds cos and sin of fp32 angles") {
     }
   }
   CHECK(differ > 0);  // rounding the angle shows: fp64 all the way would be another table
-  CHECK(contains(fault_of([&] { fill_rope_table({cos, sin}, 1e6, 8); }), "rope cos is f32 (40000, 3)"));
-  CHECK(contains(fault_of([&] { fill_rope_table({cos, sin}, 1e6, 7); }), "even head_dim"));
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              fill_rope_table({cos, sin}, 1e6, 8);
+                            }),
+                 "rope cos is f32 (40000, 3)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { fill_rope_table({cos, sin}, 1e6, 7); }), "even head_dim"));
   fill_rope_table({cos.on(DeviceType::kMeta), sin.on(DeviceType::kMeta)}, 1e6, head_dim);
 }
 
@@ -348,7 +350,8 @@ TEST_CASE("head_norm_rope of no tokens, on meta, and of wrong operands") {
                           c.view(meta(c.out)), meta(c.d_weight));
 
   const auto forward = [&](const HeadView& in, const Tensor& weight, int64_t sequence, const HeadView& out) {
-    return fault_of([&] { head_norm_rope_forward(kCpu, in, weight, kEps, &c.rope, sequence, out); });
+    return message_of(ErrorKind::kFault,
+                      [&] { head_norm_rope_forward(kCpu, in, weight, kEps, &c.rope, sequence, out); });
   };
   HeadView past = c.view(c.in);
   past.offset = 3 * c.head_dim;

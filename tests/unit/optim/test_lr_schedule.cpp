@@ -7,8 +7,8 @@ using namespace invar;
 namespace {
 
 // Step k uses n = k − 1 finished steps.
-double at(const ScheduleConfig& schedule, int64_t n) {
-  return learning_rate(schedule, 3e-4, 100, n + 1);
+double at(const ScheduleConfig& schedule, int64_t n, int64_t decay_steps = 100) {
+  return learning_rate(schedule, 3e-4, decay_steps, n + 1);
 }
 
 ScheduleConfig cosine(int64_t warmup) {
@@ -50,11 +50,10 @@ TEST_CASE("constant, linear and wsd") {
   CHECK(at(schedule, 50) == Approx(2e-4));
   CHECK(at(schedule, 100) == Approx(1e-4));
   CHECK(at(schedule, 101) == Approx(1e-4));
-  schedule.decay_steps = 40;
-  CHECK(at(schedule, 20) == Approx(2e-4));
+  CHECK(at(schedule, 20, 40) == Approx(2e-4));
+  CHECK(at(schedule, 41, 40) == Approx(1e-4));
 
   schedule.kind = ScheduleKind::kWsd;
-  schedule.decay_steps = 0;
   schedule.wsd_decay_steps = 20;
   CHECK(at(schedule, 80) == Approx(3e-4));
   CHECK(at(schedule, 90) == Approx(2e-4));

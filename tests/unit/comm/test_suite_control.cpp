@@ -1,4 +1,6 @@
 // The suite must be able to fail: communicators that are wrong in one way each, and the case that has to notice.
+#include <numeric>
+
 #include "comm/self_communicator.h"
 #include "support/catch.h"
 #include "unit/comm/thread_suite.h"
@@ -11,6 +13,8 @@ enum class Fault {
   kAllReduce,
   kAllGather,
   kReduceScatter,
+  kAllReduceOrder,      // adds in descending rank order
+  kReduceScatterOrder,  // starts behind the rank that gets the sum, as a ring does
   kAllToAll,
   kBroadcast,
   kReceive,
@@ -27,14 +31,16 @@ enum class Fault {
 class FaultyCommunicator final : public Communicator {
  public:
   FaultyCommunicator(Communicator& inner, Fault fault)
-      : Communicator(inner.rank(), inner.size(), inner.name()), inner_(inner), fault_(fault) {}
+      : Communicator(inner.rank(), inner.size(), inner.name()), inner_(inner), fault_(fault) {
+    if (fault == Fault::kAllReduceOrder) reversed_ = inner.split(0, -inner.rank(), "reversed");
+  }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
     return inner_.split(color, fault_ == Fault::kKeyIgnored ? 0 : key,
                         fault_ == Fault::kNamelessGroup ? "" : std::move(name));
   }
   void all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
-    guarded(buffer, [&] { inner_.all_reduce(stream, buffer, op); });
+    guarded(buffer, [&] { (reversed_ ? *reversed_ : inner_).all_reduce(stream, buffer, op); });
     spoil(Fault::kAllReduce, buffer);
   }
   void all_gather(const Stream& stream, const Tensor& send, const Tensor& receive,
@@ -48,6 +54,9 @@ class FaultyCommunicator final : public Communicator {
                       ReduceOp op) override {
     guarded(receive, [&] { inner_.reduce_scatter(stream, send, receive, counts, op); });
     spoil(Fault::kReduceScatter, receive);
+    if (fault_ == Fault::kReduceScatterOrder && receive.dtype() == DType::kF32 && !receive.is_meta()) {
+      add_as_a_ring(stream, send, receive, counts);
+    }
   }
   void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
                   std::span<const int64_t> receive_counts) override {
@@ -80,12 +89,29 @@ class FaultyCommunicator final : public Communicator {
     }
   }
 
+  void add_as_a_ring(const Stream& stream, const Tensor& send, const Tensor& receive,
+                     std::span<const int64_t> counts) const {
+    const int64_t total = send.numel();
+    std::vector<float> terms(static_cast<size_t>(size() * total));
+    inner_.all_gather(stream, send, Tensor(terms.data(), DType::kF32, DeviceType::kCpu, {size() * total}),
+                      equal_counts(size(), total));
+    const int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank(), int64_t{0});
+    for (int64_t i = 0; i < receive.numel(); ++i) {
+      float sum = 0;
+      for (int step = 1; step <= size(); ++step) {
+        sum += terms[static_cast<size_t>((rank() + step) % size() * total + begin + i)];
+      }
+      receive.data<float>()[i] = sum;
+    }
+  }
+
   void spoil(Fault fault, const Tensor& tensor) const {
     if (fault != fault_ || rank() + 1 != size() || tensor.is_meta() || tensor.empty()) return;
     static_cast<char*>(tensor.raw())[tensor.bytes() - size_of(tensor.dtype())] ^= 1;
   }
 
   Communicator& inner_;
+  std::unique_ptr<Communicator> reversed_;
   Fault fault_;
 };
 
@@ -107,6 +133,7 @@ TEST_CASE("the suite finds each fault") {
   } kFaults[] = {{Fault::kAllReduce, "all_reduce"},         {Fault::kAllReduce, "bf16 rounding"},
                  {Fault::kAllReduce, "same bits"},          {Fault::kAllReduce, "values"},
                  {Fault::kAllGather, "all_gather"},         {Fault::kAllGather, "same bits"},
+                 {Fault::kAllReduceOrder, "order of sums"}, {Fault::kReduceScatterOrder, "order of sums"},
                  {Fault::kReduceScatter, "reduce_scatter"}, {Fault::kAllToAll, "all_to_all"},
                  {Fault::kBroadcast, "broadcast"},          {Fault::kReceive, "point to point"},
                  {Fault::kOverrun, "all_gather"},           {Fault::kSendTouched, "all_gather"},

@@ -1,6 +1,8 @@
-#include "config_test.h"
+#include "load_text.h"
+#include "support/errors.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -15,7 +17,7 @@ train:
 // What the loader says about a file of this text.
 void refuses(const std::string& text, const std::vector<std::string>& message, const std::vector<std::string>& hint) {
   INFO("file:\n" << text);
-  require_refusal([&] { load_text(text); }, message, hint);
+  require_error(ErrorKind::kConfig, message, hint, [&] { load_text(text); });
 }
 
 // A value of train.steps, parallel.sequence, ... that is refused; the key stands on line 2.
@@ -25,7 +27,8 @@ void refuses_value(const std::string& section, const std::string& key, const std
 }
 
 void refuses_argument(const std::string& argument, const std::string& rule, const std::string& fix) {
-  require_refusal([&] { load_text(kSmall, {argument}); }, {"argument " + argument + ": " + rule}, {fix});
+  require_error(ErrorKind::kConfig, {"argument " + argument + ": " + rule}, {fix},
+                [&] { load_text(kSmall, {argument}); });
 }
 
 }  // namespace
@@ -91,15 +94,16 @@ TEST_CASE("later sources win: defaults, preset, file, arguments") {
 }
 
 TEST_CASE("hf_path stands where a preset stands") {
-  const TempDir dir;
-  dir.write("m/config.json", R"({"model_type": "qwen3", "vocab_size": 250, "hidden_size": 48, "intermediate_size": 96,
+  const TemporaryFolder folder;
+  folder.write("m/config.json",
+               R"({"model_type": "qwen3", "vocab_size": 250, "hidden_size": 48, "intermediate_size": 96,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "rope_theta": 5e6})");
-  const std::string text = "model:\n  num_hidden_layers: 2\n  hf_path: " + dir.path() + "/m\n";
+  const std::string text = "model:\n  num_hidden_layers: 2\n  hf_path: " + folder.path().string() + "/m\n";
   const Config config = load_text(text, {"model.rope_theta=1e4"});
   CHECK(config.model.hidden_size == 48);
   CHECK(config.model.num_hidden_layers == 2);
   CHECK(config.model.rope_theta == 1e4);
-  CHECK(config.model.hf_path == dir.path() + "/m");
+  CHECK(config.model.hf_path == folder.path().string() + "/m");
   refuses(text + "  preset: qwen3-0.6b\n", {"c.yaml:4: model.preset qwen3-0.6b and model.hf_path", "both given"},
           {"keep one"});
   refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n", {"c.yaml:2: /nowhere/config.json: cannot open"},
@@ -107,9 +111,11 @@ TEST_CASE("hf_path stands where a preset stands") {
 }
 
 TEST_CASE("files that are no config are refused") {
-  require_refusal([] { load_config("no/such/file.yaml"); }, {"no/such/file.yaml: cannot open"}, {"check the path"});
-  const TempDir dir;
-  require_refusal([&] { load_config(dir.path()); }, {"is a folder"}, {"name the YAML file"});
+  require_error(ErrorKind::kConfig, {"no/such/file.yaml: cannot open"}, {"check the path"},
+                [] { load_config("no/such/file.yaml"); });
+  const TemporaryFolder folder;
+  require_error(ErrorKind::kConfig, {"is a folder"}, {"name the YAML file"},
+                [&] { load_config(folder.path().string()); });
   for (const char* text : {"", "\n\n", "# only a comment\n", "---\n", "~\n"}) {
     refuses(text, {"c.yaml: the config file is empty"}, {"configs/quickstart.yaml"});
   }
@@ -245,9 +251,8 @@ TEST_CASE("arguments are judged like the file and named in the message") {
   refuses_argument("train.steps=[5", "the value is not valid YAML", "quote it");
   refuses_argument("train.steps=1e3", "train.steps must be an integer", "write 1000");
   refuses_argument("model.preset=qwen3-5b", "unknown model.preset qwen3-5b", "did you mean");
-  require_refusal(
-      [] {
-        load_text(kSmall, {"train.steps=1", "train.steps=2"});
-      },
-      {"argument train.steps=2: train.steps is given twice, first by train.steps=1"}, {"keep one"});
+  require_error(ErrorKind::kConfig, {"argument train.steps=2: train.steps is given twice, first by train.steps=1"},
+                {"keep one"}, [] {
+                  load_text(kSmall, {"train.steps=1", "train.steps=2"});
+                });
 }

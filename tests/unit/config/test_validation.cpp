@@ -1,12 +1,15 @@
 #include "config/validation.h"
 
 #include <climits>
+#include <cmath>
 
 #include "config/resolved.h"
 #include "config/units.h"
-#include "config_test.h"
+#include "load_text.h"
+#include "support/errors.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -38,7 +41,7 @@ void refuses(Change change, const std::string& message, const std::string& hint,
   Config config = valid_config();
   change(config);
   INFO("expected: " << message);
-  require_refusal([&] { validate(config, world_size); }, {message}, {hint});
+  require_error(ErrorKind::kConfig, {message}, {hint}, [&] { validate(config, world_size); });
 }
 
 }  // namespace
@@ -58,12 +61,12 @@ parallel:
 )";
   const std::string message = "parallel.tensor = 4 does not divide 6 query heads";
   const std::string hint = "use 1, 2, 3 or 6 (at 4 ranks 1 or 2), or parallel.uneven: true";
-  require_refusal([&] { validate(load_text(text), 4); }, {"c.yaml:5: " + message}, {hint});
-  require_refusal([&] { validate(load_text(text, {"parallel.tensor=5"}), 4); },
-                  {"argument parallel.tensor=5: parallel.tensor = 5 does not divide"}, {"use 1, 2, 3 or 6"});
+  require_error(ErrorKind::kConfig, {"c.yaml:5: " + message}, {hint}, [&] { validate(load_text(text), 4); });
+  require_error(ErrorKind::kConfig, {"argument parallel.tensor=5: parallel.tensor = 5 does not divide"},
+                {"use 1, 2, 3 or 6"}, [&] { validate(load_text(text, {"parallel.tensor=5"}), 4); });
   // The first key that was given counts: tensor is the default here.
-  require_refusal([&] { validate(load_text("train: {steps: 0}\nmodel: {preset: qwen3-0.6b}\n"), 1); },
-                  {"c.yaml:1: train.steps is not set"}, {"set train.steps"});
+  require_error(ErrorKind::kConfig, {"c.yaml:1: train.steps is not set"}, {"set train.steps"},
+                [&] { validate(load_text("train: {steps: 0}\nmodel: {preset: qwen3-0.6b}\n"), 1); });
 }
 
 TEST_CASE("model fields") {
@@ -264,6 +267,33 @@ TEST_CASE("optimizer") {
   refuses(set(&O::clip_grad, -1), "optimizer.clip_grad = -1 must be 0 or more", "optimizer.clip_grad");
 }
 
+TEST_CASE("values are judged as the fp32 numbers that are computed with") {
+  const auto set = [](auto member, double value) { return [=](Config& c) { c.optimizer.*member = value; }; };
+  using O = OptimizerConfig;
+  accepts(set(&O::beta1, 0.99999997));  // the float below 1 is 1 − 2^-24 = 0.99999994
+  refuses(set(&O::beta1, 0.99999999),
+          "optimizer.beta1 = 0.99999999 is computed with in fp32, where it becomes 1; it must be from 0 to below 1",
+          "set optimizer.beta1 from 0 to below 1");
+  refuses(set(&O::beta2, 0.99999999), "optimizer.beta2 = 0.99999999 is computed with in fp32", "below 1");
+  accepts(set(&O::eps, 1e-45));  // the least positive float
+  refuses(set(&O::eps, 1e-60), "optimizer.eps = 1e-60 is computed with in fp32, where it becomes 0; it must be above 0",
+          "set optimizer.eps above 0");
+  refuses([](Config& c) { c.model.rms_norm_eps = 1e-60; }, "model.rms_norm_eps = 1e-60 is computed with in fp32",
+          "above 0");
+  accepts(set(&O::lr, 3.4e38));
+  for (const double large : {3.5e38, 1e300, static_cast<double>(INFINITY)}) {
+    refuses(set(&O::lr, large), "exceeds 3.4028234663852886e+38, the largest number of fp32", "optimizer.lr");
+    refuses(set(&O::weight_decay, large), ", the largest number of fp32", "optimizer.weight_decay");
+    refuses(set(&O::clip_grad, large), ", the largest number of fp32", "optimizer.clip_grad");
+  }
+  refuses(set(&O::lr, NAN), "optimizer.lr = nan must be 0 or more", "optimizer.lr");
+  // Positions of tokens and parts of the data are computed in fp64.
+  accepts([](Config& c) { c.model.rope_theta = 1e39; });
+  accepts([](Config& c) {
+    c.data.kind = DataKind::kTokens, c.data.path = "x.bin", c.data.validation_fraction = 0.99999999;
+  });
+}
+
 TEST_CASE("schedule") {
   const auto schedule = [](ScheduleKind kind, int64_t warmup, int64_t decay, int64_t wsd, double min_lr) {
     return [=](Config& c) { c.schedule = {kind, warmup, decay, wsd, min_lr}; };
@@ -327,10 +357,19 @@ TEST_CASE("data") {
   refuses(data(kMock, "", [](Config& c) { c.data.eod_id = -2; }), "data.eod_id = -2 is not a token", "auto");
   refuses(data(kMegatron, "x", [](Config& c) { c.data.split = "100", c.train.eval_every = 5; }),
           "train.eval_every = 5 needs validation data, but data.split = \"100\" keeps none", "second weight");
-  for (const char* split : {"", "a, b", "1, 2, 3, 4", "-1, 2", "0, 1", "1,,2", "1;2", "nan", "1,"}) {
-    refuses(data(kMegatron, "x", [split](Config& c) { c.data.split = split; }),
-            std::string("data.split = \"") + split + "\" must be up to three weights", "969, 30, 1");
-  }
+  const auto split = [&](const char* text) {
+    return data(kMegatron, "x", [text](Config& c) { c.data.split = text, c.train.eval_every = 5; });
+  };
+  accepts(split("90 10"));
+  accepts(split("1,,2"));
+  refuses(split("90"), "train.eval_every = 5 needs validation data", "second weight");
+  refuses(split("9e1,10"), "data.split = \"9e1,10\": only numbers", "969, 30, 1");
+  refuses(split("0, 1"), "data.split = \"0, 1\" leaves nothing to train on", "first weight");
+  require_error(ErrorKind::kConfig, {"c.yaml:3: data.split = \"1;2\": only numbers"}, [] {
+    validate(load_text("model: {preset: qwen3-0.6b}\ntrain: {steps: 9, sequence_length: 8}\n"
+                       "data: {kind: megatron, path: x, split: \"1;2\"}\n"),
+             1);
+  });
 }
 
 TEST_CASE("output") {

@@ -2,9 +2,11 @@
 
 #include "config/key_table.h"
 #include "config/validation.h"
-#include "config_test.h"
+#include "load_text.h"
+#include "support/errors.h"
 
 using namespace invar;
+using namespace invar::test;
 
 // Every file of configs/ loads and holds in a world that it is made for, and on the smallest that can run it.
 TEST_CASE("the configs of the repository hold") {

@@ -2,9 +2,11 @@
 
 #include <set>
 
-#include "config_test.h"
+#include "load_text.h"
+#include "support/errors.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 

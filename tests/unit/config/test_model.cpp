@@ -2,9 +2,11 @@
 
 #include "config/hf_config.h"
 #include "config/presets.h"
-#include "config_test.h"
+#include "load_text.h"
+#include "support/errors.h"
 
 using namespace invar;
+using namespace invar::test;
 using Json = nlohmann::ordered_json;
 
 namespace {
@@ -23,9 +25,9 @@ Json valid_json() {
 }
 
 ModelConfig read_json(const std::string& text) {
-  const TempDir dir;
-  dir.write("config.json", text);
-  return read_hf_config(dir.path());
+  const TemporaryFolder folder;
+  folder.write("config.json", text);
+  return read_hf_config(folder.path().string());
 }
 
 // The valid file with one field set to a value.
@@ -37,7 +39,7 @@ ModelConfig read_with(const std::string& field, const std::string& value) {
 
 void refuses(const std::string& field, const std::string& value, const std::string& message, const std::string& hint) {
   INFO(field << " = " << value);
-  require_refusal([&] { read_with(field, value); }, {"config.json: " + message}, {hint});
+  require_error(ErrorKind::kConfig, {"config.json: " + message}, {hint}, [&] { read_with(field, value); });
 }
 
 }  // namespace
@@ -62,9 +64,9 @@ TEST_CASE("presets have the published parameter counts") {
 TEST_CASE("unknown and unsupported presets are refused") {
   const auto refuses_preset = [](const char* name, const char* message, const char* hint) {
     INFO(name);
-    require_refusal([&] { preset_model(name); }, {message}, {hint, "qwen3-0.6b, qwen3-1.7b"});
-    require_refusal([&] { load_text(std::string("log: {every: 1}\nmodel: {preset: ") + name + "}\n"); },
-                    {std::string("c.yaml:2: "), message}, {hint});
+    require_error(ErrorKind::kConfig, {message}, {hint, "qwen3-0.6b, qwen3-1.7b"}, [&] { preset_model(name); });
+    require_error(ErrorKind::kConfig, {std::string("c.yaml:2: "), message}, {hint},
+                  [&] { load_text(std::string("log: {every: 1}\nmodel: {preset: ") + name + "}\n"); });
   };
   refuses_preset("qwen3-06b", "unknown model.preset qwen3-06b", "did you mean qwen3-0.6b?");
   refuses_preset("Qwen3-8B", "unknown model.preset Qwen3-8B", "did you mean qwen3-8b?");
@@ -109,9 +111,11 @@ TEST_CASE("both forms of the rotary settings are read") {
   CHECK(read_json(json.dump()).rope_theta == 1e4);
 
   json["rope_parameters"] = {{"rope_theta", "big"}};
-  require_refusal([&] { read_json(json.dump()); }, {"rope_parameters.rope_theta must be a number"}, {"again"});
+  require_error(ErrorKind::kConfig, {"rope_parameters.rope_theta must be a number"}, {"again"},
+                [&] { read_json(json.dump()); });
   json.erase("rope_parameters");
-  require_refusal([&] { read_json(json.dump()); }, {"config.json: missing rope_theta"}, {"no safe default"});
+  require_error(ErrorKind::kConfig, {"config.json: missing rope_theta"}, {"no safe default"},
+                [&] { read_json(json.dump()); });
   refuses("rope_parameters", R"({"rope_theta": 1e4})", "rope_theta is 5000000", "keep the right one");
   refuses("rope_scaling", R"({"type": "yarn", "factor": 4.0})", "rope_scaling {\"type\":\"yarn\"", "without rotary");
   refuses("rope_scaling", R"({"rope_type": "linear", "factor": 2.0})", "rope_scaling", "without rotary scaling");
@@ -152,11 +156,14 @@ TEST_CASE("a config.json that invar cannot honour is refused by field") {
   Json json = valid_json();
   json.erase("num_key_value_heads");
   json.erase("vocab_size");
-  require_refusal([&] { read_json(json.dump()); }, {"missing vocab_size, num_key_value_heads"}, {"add the fields"});
-  require_refusal([] { read_json("{\n \"a\": 1,\n oops}"); }, {"config.json:3: not valid JSON"}, {"again"});
-  require_refusal([] { read_json("[]"); }, {"config.json: not a JSON object"}, {"again"});
-  require_refusal([] { read_json(""); }, {"config.json:1: not valid JSON"}, {"again"});
-  require_refusal([] { read_hf_config("/nowhere"); }, {"/nowhere/config.json: cannot open"}, {"Hugging Face"});
+  require_error(ErrorKind::kConfig, {"missing vocab_size, num_key_value_heads"}, {"add the fields"},
+                [&] { read_json(json.dump()); });
+  require_error(ErrorKind::kConfig, {"config.json:3: not valid JSON"}, {"again"},
+                [] { read_json("{\n \"a\": 1,\n oops}"); });
+  require_error(ErrorKind::kConfig, {"config.json: not a JSON object"}, {"again"}, [] { read_json("[]"); });
+  require_error(ErrorKind::kConfig, {"config.json:1: not valid JSON"}, {"again"}, [] { read_json(""); });
+  require_error(ErrorKind::kConfig, {"/nowhere/config.json: cannot open"}, {"Hugging Face"},
+                [] { read_hf_config("/nowhere"); });
 }
 
 TEST_CASE("an exported config.json is read back to the same model") {
