@@ -13,7 +13,8 @@ void check(const Config& config, std::string_view key, double value, UsedAs type
   const double largest =
       is_f32 ? static_cast<double>(std::numeric_limits<float>::max()) : std::numeric_limits<double>::max();
   if (value > largest) {
-    refuse(config, {key}, format("{} = {} exceeds {}, the largest number of {}", key, value, largest, is_f32 ? "fp32" : "fp64"), hint);
+    refuse(config, {key},
+           format("{} = {} exceeds {}, the largest number of {}", key, value, largest, is_f32 ? "fp32" : "fp64"), hint);
   }
   if (!is_f32) return;
   const auto rounded = static_cast<double>(static_cast<float>(value));

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "core/range.h"
 #include "core/mapped_file.h"
+#include "core/range.h"
 #include "data/token_array.h"
 
 namespace invar {

@@ -46,19 +46,9 @@ TEST_CASE("the suite over MPI") {
 // Small pieces take the paths of tensors with more than 2^31 elements. That no MPI call gets more than a piece is
 // checked inside: an operation that forgets to split fails here.
 TEST_CASE("the suite over MPI in pieces") {
-  const auto world = mpi_session().make_world(10'007);
-  check_suite(*world);
-}
-
-TEST_CASE("the suite over MPI in pieces of few elements") {
-  const auto world = mpi_session().make_world(1009);
-  for (const SuiteCase& test : communicator_suite()) {
-    if (test.name == "order of sums" || test.name == "reduce_scatter" || test.name == "all_reduce") {
-      Findings findings;
-      test.run(*world, findings);
-      INFO(test.name << " on rank " << world->rank() << " of " << world->size());
-      CHECK(findings.list() == std::vector<std::string>{});
-    }
+  for (const int64_t largest_piece : {10'007, 1009}) {
+    INFO("pieces of " << largest_piece);
+    check_suite(*mpi_session().make_world(largest_piece));
   }
 }
 

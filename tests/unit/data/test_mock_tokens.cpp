@@ -10,10 +10,6 @@
 using namespace invar;
 using namespace invar::test;
 
-namespace {
-
-}  // namespace
-
 TEST_CASE("mock tokens are Philox numbers of (seed, split, sample, position)") {
   const MockTokens source({.sequence_length = 7, .vocab_size = 100, .seed = 5});
   const Philox random(5, RandomPurpose::kMockTokens, 0);

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "observe/log.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;
@@ -104,11 +105,5 @@ TEST_CASE("Logs stay out of spdlog's registry") {
 TEST_CASE("A log file that cannot be opened is an error with its name") {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  try {
-    Log log(1, folder / "file");
-    FAIL("no error");
-  } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::kFault);
-    CHECK(std::string(error.what()).find("file/log.txt: cannot be opened") != std::string::npos);
-  }
+  require_error(ErrorKind::kFault, {"file/log.txt: cannot be opened"}, [&] { Log log(1, folder / "file"); });
 }

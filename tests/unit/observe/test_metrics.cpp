@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "observe/metrics.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;
@@ -113,24 +114,15 @@ TEST_CASE("A new run truncates, a resumed one appends after the last whole line"
 TEST_CASE("A folder or disk that cannot be written is an error with its name") {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  const auto message = [](auto&& action) -> std::string {
-    try {
-      action();
-    } catch (const Error& error) {
-      CHECK(error.kind() == ErrorKind::kFault);
-      return error.what();
-    }
-    return "no error";
-  };
-  CHECK(message([&] { MetricsWriter(folder / "file/run", OpenMode::kNew); }).find("file/run: cannot be created") !=
-        std::string::npos);
+  require_error(ErrorKind::kFault, {"file/run: cannot be created"},
+                [&] { MetricsWriter(folder / "file/run", OpenMode::kNew); });
   std::filesystem::create_directories(folder / "dir/metrics.jsonl");
-  CHECK(message([&] { MetricsWriter(folder / "dir", OpenMode::kNew); }).find("metrics.jsonl: cannot be opened") !=
-        std::string::npos);
+  require_error(ErrorKind::kFault, {"metrics.jsonl: cannot be opened"},
+                [&] { MetricsWriter(folder / "dir", OpenMode::kNew); });
   std::filesystem::create_symlink("/dev/full", folder / "metrics.jsonl");
   MetricsWriter full(folder.path(), OpenMode::kNew);
-  CHECK(message([&] { full.write(sample_step(1)); }).find("metrics.jsonl: cannot be written: No space left") !=
-        std::string::npos);
+  require_error(ErrorKind::kFault, {"metrics.jsonl: cannot be written: No space left"},
+                [&] { full.write(sample_step(1)); });
 }
 
 // INVAR_PYTHON chooses the interpreter.
@@ -149,9 +141,9 @@ TEST_CASE("tools/plot_metrics draws what is written here") {
     return WEXITSTATUS(std::system(command.c_str()));
   };
   CHECK(plot("run") == 3);
-  CHECK(read_file(folder / "errors").find("run/metrics.jsonl: holds no steps yet") != std::string::npos);
+  CHECK(contains(folder.read("errors"), "run/metrics.jsonl: holds no steps yet"));
   CHECK(plot("absent") == 3);
-  CHECK(read_file(folder / "errors").find("absent: no such file") != std::string::npos);
+  CHECK(contains(folder.read("errors"), "absent: no such file"));
   CHECK_FALSE(std::filesystem::exists(folder / "out.png"));
 
   for (int64_t step = 1; step <= 20; ++step) writer.write(sample_step(step));

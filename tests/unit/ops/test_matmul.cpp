@@ -315,7 +315,7 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   };
   const Stream stream(DeviceType::kMeta);
   // Whether the product is refused with a message that says `words`.
-  const auto refuses = [&](std::string_view words, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+  const auto refuses = [&](const std::string& words, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
                            const Tensor& c, float beta = 0.0f) {
     const std::string message = message_of(ErrorKind::kFault, [&] { ops::matmul(stream, a, ta, b, tb, c, beta); });
     INFO(message);
@@ -351,7 +351,7 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   Matrix<float> bytes(10);
   CHECK(refuses("on cpu, but the stream is on meta", a, kNo, b, kNo, tensor_of(bytes, {2, 5})));
   const Tensor on_gpu(bytes.data(), f32, DeviceType::kCuda, {2, 2});
-  CHECK(message_of(ErrorKind::kFault, [&] {
-          ops::matmul(Stream(DeviceType::kCuda), on_gpu, kNo, on_gpu, kNo, on_gpu);
-        }).find("built without CUDA") != std::string::npos);
+  CHECK(contains(
+      message_of(ErrorKind::kFault, [&] { ops::matmul(Stream(DeviceType::kCuda), on_gpu, kNo, on_gpu, kNo, on_gpu); }),
+      "built without CUDA"));
 }
