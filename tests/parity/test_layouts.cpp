@@ -4,7 +4,7 @@
 
 #include "comm/thread_communicator.h"
 #include "parallel/logical_tensor.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 #include "train/step.h"
 
 using namespace invar;

@@ -9,7 +9,7 @@
 #include "comm/thread_communicator.h"
 #include "ops/elementwise.h"
 #include "parallel/logical_tensor.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 #include "support/wrapped_communicator.h"
 #include "train/step.h"
 

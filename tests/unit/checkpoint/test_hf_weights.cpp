@@ -7,8 +7,8 @@
 #include "config/hf_config.h"
 #include "models/decoder_model.h"
 #include "parallel/logical_tensor.h"
-#include "support/catch.h"
 #include "support/errors.h"
+#include "support/rank_checks.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;

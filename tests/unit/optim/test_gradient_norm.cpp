@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "comm/thread_communicator.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 
 using namespace invar;
 

@@ -3,7 +3,7 @@
 #include "comm/thread_communicator.h"
 #include "parallel/topology.h"
 #include "parallel/unit_partition.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 
 using namespace invar;
 

@@ -1,7 +1,7 @@
 #include "parallel/gradient_sync.h"
 
 #include "comm/thread_communicator.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 
 using namespace invar;
 
