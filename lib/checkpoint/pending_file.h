@@ -17,6 +17,8 @@ class PendingFile {
   PendingFile& operator=(const PendingFile&) = delete;
 
   void write_at(std::span<const std::byte> bytes, int64_t offset);
+  // PATH.tmp, for a library that writes the file by its name and closes it before publish().
+  const std::filesystem::path& temporary() const { return temporary_; }
   // Syncs the file, renames it and syncs the folder, so that a power cut leaves the old file or the new one.
   void publish();
 
