@@ -272,7 +272,9 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
     StepHooks hooks;
     if (step == 0) {
       hooks.sink = &activations;
-      hooks.gradients_complete = [&] { compare_gradients(reference, state, groups.data->rank(), table); };
+      hooks.gradients_complete = [&](const StepResult&) {
+        compare_gradients(reference, state, groups.data->rank(), table);
+      };
     }
     const StepResult result =
         run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);

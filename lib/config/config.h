@@ -116,6 +116,7 @@ struct CheckpointConfig {
 struct LogConfig {
   std::string dir;
   int64_t every = 1;
+  int64_t dump_step = 0;  // 0: never
 
   bool operator==(const LogConfig&) const = default;
 };

@@ -112,6 +112,9 @@ constexpr Key kKeys[] = {
 
     {"log", "dir", at<&C::log, &LogConfig::dir>, "run folder: resolved config, metrics.jsonl, log.txt"},
     {"log", "every", at<&C::log, &LogConfig::every>, "steps between console lines"},
+    {"log", "dump_step", at<&C::log, &LogConfig::dump_step>,
+     "step whose activations and gradients go to dir/dump_step_N.h5, for invar compare; kept in host memory until its "
+     "end; 0: never"},
 };
 
 // Field of the config and the same field of the defaults, as pointers of one type.

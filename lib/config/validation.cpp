@@ -207,11 +207,26 @@ void check_evaluation(const Config& config) {
       "set data.validation_fraction, such as 0.05, or train.eval_every: 0");
 }
 
+void check_dump(const Config& config) {
+  const int64_t step = config.log.dump_step;
+  check_count(config, "log.dump_step", step, 0);
+  if (step > config.train.steps) {
+    refuse(config, {"log.dump_step", "train.steps"},
+           format("log.dump_step = {} is beyond train.steps = {}", step, config.train.steps),
+           format("use 1 to {}, or 0 for no dump", config.train.steps));
+  }
+  if (step > 0 && config.log.dir.empty()) {
+    refuse(config, {"log.dump_step"}, format("log.dump_step = {} needs log.dir", step),
+           "set log.dir, the folder that the dump is written to");
+  }
+}
+
 void check_output(const Config& config) {
   const CheckpointConfig& checkpoint = config.checkpoint;
   check_count(config, "checkpoint.every", checkpoint.every, 0);
   check_count(config, "checkpoint.keep", checkpoint.keep, 1);
   check_count(config, "log.every", config.log.every, 1);
+  check_dump(config);
   if (checkpoint.every > 0) {
     refuse(config, {"checkpoint.every"}, "checkpoints are not available yet: checkpoint.every must be 0",
            "set checkpoint.every: 0; checkpoint.export_dir writes the weights at the end of training");

@@ -61,32 +61,40 @@ std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, c
     const std::vector<float> values = read_f32(flat, {begin, begin + run.global.size() * weight.cols});
     mine.insert(mine.end(), values.begin(), values.end());
   }
+  return collect_runs(tensor, stream, parameter, runs, std::move(mine));
+}
+
+std::vector<float> collect_runs(Communicator& group, const Stream& stream, const Parameter& parameter,
+                                const std::vector<RowRun>& runs, std::vector<float> values) {
   std::vector<int64_t> bounds = encode(runs);
-  if (tensor.rank() != 0) {
-    std::vector<int64_t> sizes = {std::ssize(bounds), std::ssize(mine)};
-    tensor.send(stream, view_of(sizes), 0);
-    tensor.send(stream, view_of(bounds), 0);
-    tensor.send(stream, view_of(mine), 0);
+  if (group.rank() != 0) {
+    std::vector<int64_t> sizes = {std::ssize(bounds), std::ssize(values)};
+    group.send(stream, view_of(sizes), 0);
+    group.send(stream, view_of(bounds), 0);
+    group.send(stream, view_of(values), 0);
     return {};
   }
   std::vector<float> logical(static_cast<size_t>(parameter.numel()));
-  for (int rank = 0; rank < tensor.size(); ++rank) {
+  int64_t rows = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
     if (rank > 0) {
       std::vector<int64_t> sizes(2);
-      tensor.receive(stream, view_of(sizes), rank);
+      group.receive(stream, view_of(sizes), rank);
       bounds.resize(static_cast<size_t>(sizes[0]));
-      mine.resize(static_cast<size_t>(sizes[1]));
-      tensor.receive(stream, view_of(bounds), rank);
-      tensor.receive(stream, view_of(mine), rank);
+      values.resize(static_cast<size_t>(sizes[1]));
+      group.receive(stream, view_of(bounds), rank);
+      group.receive(stream, view_of(values), rank);
     }
-    std::span<const float> rest = mine;
+    std::span<const float> rest = values;
     for (size_t i = 0; i + 1 < bounds.size(); i += 2) {
       const RowRun run{{bounds[i], bounds[i + 1]}, 0};
       const auto n = static_cast<size_t>(run.global.size() * parameter.cols());
       copy_run_to_logical(parameter, run, rest.first(n), logical);
       rest = rest.subspan(n);
+      rows += run.global.size();
     }
   }
+  INVAR_CHECK(rows == parameter.rows(), "'{}': {} rows of {} collected", parameter.name, rows, parameter.rows());
   return logical;
 }
 

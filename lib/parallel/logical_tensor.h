@@ -18,6 +18,12 @@ void copy_run_to_logical(const Parameter& parameter, const RowRun& run, std::spa
 std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, const Tensor& flat, const Weight& weight,
                                    const Parameter& parameter);
 
+// The whole logical tensor, row-major, put together on rank 0 of the group out of the runs that each rank gives, their
+// values one after another (rows of the run, cols); empty on the other ranks. Together the runs hold every row once, on
+// whatever ranks. Collective over the group.
+std::vector<float> collect_runs(Communicator& group, const Stream& stream, const Parameter& parameter,
+                                const std::vector<RowRun>& runs, std::vector<float> values);
+
 // Host elements of the flat buffer as fp32.
 std::vector<float> read_f32(const Tensor& flat, Range elements);
 

@@ -56,7 +56,7 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   for (const Batch& batch : batches) loss_sum += state.forward_backward(batch, static_cast<float>(share), hooks.sink);
   result.loss = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum) * share;
   result.grad_norm = state.finish_gradients();
-  if (hooks.gradients_complete) hooks.gradients_complete();
+  if (hooks.gradients_complete) hooks.gradients_complete(result);
   require_finite(result.loss, result.grad_norm);
 
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);

@@ -22,8 +22,10 @@ struct StepResult {
 };
 
 struct StepHooks {
-  TensorSink* sink = nullptr;                // activations of every micro-batch
-  std::function<void()> gradients_complete;  // after the sums over all ranks, before the update
+  TensorSink* sink = nullptr;  // activations of every micro-batch
+  // After the sums over all ranks, before the update and before a loss that is not finite is refused. The result lacks
+  // only the learning rate.
+  std::function<void(const StepResult&)> gradients_complete;
 };
 
 // This data-parallel rank's micro-batches of the global batch of `step`, counted from 0.

@@ -15,6 +15,7 @@
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
+#include "train/step_dump.h"
 
 namespace invar {
 namespace {
@@ -164,7 +165,17 @@ void Trainer::train(TrainState& state, Output& output) {
 
 void Trainer::train_step(TrainState& state, const DataStream& data, Output& output, int64_t step) const {
   const auto start = Clock::now();
-  const StepResult result = run_step(state, config_, groups_, load_micro_batches(config_, groups_, data, step), step);
+  const std::vector<Batch> batches = load_micro_batches(config_, groups_, data, step);
+  StepHooks hooks;
+  std::optional<StepDump> dump;
+  if (step + 1 == config_.log.dump_step) {
+    dump.emplace(config_, groups_, state.model().vocabulary());
+    hooks.sink = &*dump;
+    hooks.gradients_complete = [&](const StepResult& complete) {
+      output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
+    };
+  }
+  const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
   const double seconds = seconds_since(start);
   output.tokens += result.tokens;
   output.throughput.record(seconds, result.tokens);

@@ -119,7 +119,7 @@ TEST_CASE("counting replicated weights once per rank leaves the band of the grad
     const auto tokens = reference.tokens();
     const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};
     StepHooks hooks;
-    hooks.gradients_complete = [&] {
+    hooks.gradients_complete = [&](const StepResult&) {
       counted_twice = ops::sum_of_squares(stream, state.parameters().flat_gradients());
     };
     const StepResult right = run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0, hooks);
@@ -201,7 +201,7 @@ Outcome run_unequal(int data, size_t micro_steps, bool mean_of_means) {
       loss = all_reduce_value(world, loss, ReduceOp::kSum);
     } else {
       StepHooks hooks;
-      hooks.gradients_complete = keep;
+      hooks.gradients_complete = [&](const StepResult&) { keep(); };
       loss = run_step(state, config, groups, batches, 0, hooks).loss;
     }
     if (world.rank() == 0) outcome = {loss, gradient};

@@ -383,6 +383,15 @@ TEST_CASE("output") {
   refuses([](Config& c) { c.checkpoint.resume = "runs/x"; },
           "checkpoints are not available yet: checkpoint.resume cannot be runs/x", "auto or never");
   refuses([](Config& c) { c.log.every = 0; }, "log.every = 0 must be 1 to", "log.every");
+  const auto dump = [](int64_t step, const char* dir) {
+    return [=](Config& c) { c.log.dump_step = step, c.log.dir = dir; };
+  };
+  accepts(dump(1, "x"));
+  accepts(dump(100, "x"));
+  accepts(dump(0, ""));
+  refuses(dump(-1, "x"), "log.dump_step = -1 must be 0 to", "log.dump_step");
+  refuses(dump(101, "x"), "log.dump_step = 101 is beyond train.steps = 100", "use 1 to 100, or 0");
+  refuses(dump(5, ""), "log.dump_step = 5 needs log.dir", "set log.dir");
 }
 
 TEST_CASE("automatic values") {
