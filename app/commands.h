@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,17 @@ struct ParityArguments {
   bool matrix = false;   // every layout up to 8 thread ranks
 };
 int parity(const ParityArguments& arguments, MpiSession& session);
+
+// Exit code 1 if anything lies outside its band or is on one side only.
+struct CompareArguments {
+  std::string a;
+  std::string b;
+  std::optional<double> atol;
+  std::optional<double> rtol;
+  bool exact = false;  // bit by bit
+  bool all = false;    // list every tensor
+};
+int compare(const CompareArguments& arguments, MpiSession& session);
 
 // A failure of the set-up, on which all ranks have agreed: this rank reports it, ...
 struct SetupError {

@@ -46,9 +46,11 @@ struct CommandLine {
   invar::app::TrainArguments train;
   invar::app::PlanArguments plan;
   invar::app::ParityArguments parity;
+  invar::app::CompareArguments compare;
   CLI::App* train_command = nullptr;
   CLI::App* plan_command = nullptr;
   CLI::App* parity_command = nullptr;
+  CLI::App* compare_command = nullptr;
   CLI::App* keys_command = nullptr;
 
   CommandLine() {
@@ -70,6 +72,16 @@ struct CommandLine {
     parity_command->add_option("--thread-ranks", parity.thread_ranks, "run this many ranks as threads of this process")
         ->check(CLI::Range(1, 256));
     parity_command->add_flag("--matrix", parity.matrix, "every layout of up to 8 ranks, as threads; one line each");
+
+    compare_command = app.add_subcommand("compare", "Compare two dumps, weights or metrics, tensor by tensor");
+    compare_command
+        ->add_option("A", compare.a, "a .h5 dump, .safetensors, Hugging Face folder, metrics.jsonl or run folder")
+        ->required();
+    compare_command->add_option("B", compare.b, "what A should be")->required();
+    compare_command->add_option("--atol", compare.atol, "absolute part of the band; 1e-6 unless given");
+    compare_command->add_option("--rtol", compare.rtol, "times the tensor's largest value in B; 1e-4 unless given");
+    compare_command->add_flag("--exact", compare.exact, "every bit must be equal");
+    compare_command->add_flag("--all", compare.all, "list every gradient and weight");
 
     keys_command = app.add_subcommand("keys", "List every config key with type, default and meaning");
   }
@@ -93,6 +105,7 @@ int run(const CommandLine& line, invar::MpiSession& session) {
   if (*line.train_command) return invar::app::train(line.train, session);
   if (*line.plan_command) return invar::app::plan(line.plan, session);
   if (*line.parity_command) return invar::app::parity(line.parity, session);
+  if (*line.compare_command) return invar::app::compare(line.compare, session);
   if (session.world().rank() == 0) invar::app::print_line(invar::describe_keys());
   return 0;
 }

@@ -3,6 +3,7 @@
 #include "comm/thread_communicator.h"
 #include "parallel/topology.h"
 #include "parallel/unit_partition.h"
+#include "support/errors.h"
 #include "support/rank_checks.h"
 
 using namespace invar;
@@ -77,5 +78,19 @@ TEST_CASE("of several copies one is collected") {
     for (float& x : table.flat_values().span<float>()) x = static_cast<float>(world.rank() + 1);
     const auto logical = collect_logical(world, Stream(DeviceType::kCpu), table.flat_values(), table.weight(0), p);
     if (world.rank() == 0) CHECK(logical == std::vector<float>(6, 1.0f));
+  });
+}
+
+TEST_CASE("rows that no rank gives are missed") {
+  run_thread_ranks(2, [](Communicator& world) {
+    Parameter p;
+    p.name = "w";
+    p.shape = {6, 2};
+    const Range mine = world.rank() == 0 ? Range{0, 3} : Range{4, 6};
+    const std::vector<float> values(static_cast<size_t>(mine.size() * 2));
+    const std::optional<Error> error = test::error_of([&] {
+      collect_runs(world, Stream(DeviceType::kCpu), p, {{mine, 0}}, values);
+    });
+    if (world.rank() == 0) CHECK((error && test::contains(error->what(), "5 rows of 6")));
   });
 }

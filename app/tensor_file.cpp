@@ -1,0 +1,114 @@
+#include "app/tensor_file.h"
+
+#include <algorithm>
+
+#include "checkpoint/hdf5_file.h"
+#include "checkpoint/safetensors.h"
+#include "core/error.h"
+
+namespace invar::app {
+namespace {
+
+class DumpFile : public TensorFile {
+ public:
+  explicit DumpFile(const std::filesystem::path& path) : reader_(path) {}
+
+  TensorFileKind kind() const override { return TensorFileKind::kDump; }
+  std::vector<std::string> names() const override { return reader_.names(); }
+  Info info(const std::string& name) const override {
+    const Hdf5Info info = reader_.info(name);
+    return {std::string(name_of(info.dtype)), info.dtype == DType::kI32 || info.dtype == DType::kI64, info.shape};
+  }
+  void read_rows(const std::string& name, Range rows, std::span<double> out) const override {
+    reader_.read_rows<double>(name, rows, out);
+  }
+
+ private:
+  Hdf5Reader reader_;
+};
+
+class SafetensorsFile : public TensorFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path) : reader_(path) {
+    const bool has_steps = reader_.contains("tokens") && reader_.contains("traj_loss");
+    is_case_ = has_steps && reader_.info("tokens").shape.size() == 3 && reader_.info("tokens").shape[2] > 0;
+  }
+
+  TensorFileKind kind() const override { return TensorFileKind::kSafetensors; }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names = reader_.names();
+    if (is_case_) names.push_back("labels");
+    return names;
+  }
+
+  Info info(const std::string& name) const override {
+    const SafetensorsInfo& info = reader_.info(is_ids(name) ? "tokens" : name);
+    if (is_ids(name)) return {info.dtype, true, {info.shape[1], info.shape[2] - 1}};
+    return {info.dtype, info.dtype == "I64" || info.dtype == "I32", info.shape};
+  }
+
+  void read_rows(const std::string& name, Range rows, std::span<double> out) const override {
+    const Info shape = info(name);
+    if (is_ids(name)) {
+      const std::vector<int64_t> ids = reader_.read_i64("tokens");
+      const int64_t first = name == "labels" ? 1 : 0;
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        const auto from = ids.begin() + row * (shape.cols() + 1) + first;
+        std::copy_n(from, shape.cols(), out.begin() + (row - rows.begin) * shape.cols());
+      }
+    } else if (shape.is_integer) {
+      const std::vector<int64_t> values = reader_.read_i64(name);
+      std::copy_n(values.begin() + rows.begin * shape.cols(), out.size(), out.begin());
+    } else {
+      read_floats(name, shape, rows, out);
+    }
+  }
+
+ private:
+  bool is_ids(const std::string& name) const { return is_case_ && (name == "tokens" || name == "labels"); }
+
+  // The reader's matrix is dim 0 × the rest.
+  void read_floats(const std::string& name, const Info& shape, Range rows, std::span<double> out) const {
+    const int64_t cols = shape.cols();
+    const int64_t inner = shape.shape.size() < 2 ? 1 : shape.rows() / std::max<int64_t>(1, shape.shape[0]);
+    std::vector<float> values(out.size());
+    const std::span<float> all(values);
+    for (int64_t row = rows.begin; row < rows.end;) {
+      const int64_t at = row % inner;
+      const bool whole = at == 0 && rows.end - row >= inner;
+      const int64_t outer = whole ? (rows.end - row) / inner : 1;
+      const int64_t count = whole ? outer * inner : std::min(rows.end - row, inner - at);
+      const Range columns = whole ? Range{0, inner * cols} : Range{at * cols, (at + count) * cols};
+      reader_.read_rows(name, {row / inner, row / inner + outer}, columns,
+                        all.subspan(static_cast<size_t>((row - rows.begin) * cols), static_cast<size_t>(count * cols)));
+      row += count;
+    }
+    std::copy(values.begin(), values.end(), out.begin());
+  }
+
+  SafetensorsReader reader_;
+  bool is_case_ = false;
+};
+
+}  // namespace
+
+int64_t TensorFile::Info::rows() const {
+  int64_t rows = shape.empty() ? 1 : shape[0];
+  for (size_t d = 1; d + 1 < shape.size(); ++d) rows *= shape[d];
+  return rows;
+}
+
+int64_t TensorFile::Info::cols() const {
+  return shape.size() < 2 ? 1 : shape.back();
+}
+
+std::unique_ptr<TensorFile> open_dump(const std::filesystem::path& path) {
+  return std::make_unique<DumpFile>(path);
+}
+
+std::unique_ptr<TensorFile> open_safetensors(const std::filesystem::path& path) {
+  return std::make_unique<SafetensorsFile>(path);
+}
+
+}  // namespace invar::app

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/range.h"
+
+namespace invar::app {
+
+enum class TensorFileKind : uint8_t { kDump, kSafetensors };
+
+// A file of named tensors, read in blocks so that it may be larger than memory. Values come as double, in which every
+// f32, f16, bf16, i32 and token id is exact. Error{kData} for a file that cannot be used.
+class TensorFile {
+ public:
+  struct Info {
+    std::string dtype;
+    bool is_integer = false;
+    std::vector<int64_t> shape;
+
+    // The tensor as a matrix: all dims but the last × the last. A vector is (n, 1).
+    int64_t rows() const;
+    int64_t cols() const;
+  };
+
+  virtual ~TensorFile() = default;
+  virtual TensorFileKind kind() const = 0;
+  virtual std::vector<std::string> names() const = 0;
+  virtual Info info(const std::string& name) const = 0;
+  // Rows of the matrix view into out of exactly that size.
+  virtual void read_rows(const std::string& name, Range rows, std::span<double> out) const = 0;
+};
+
+// An HDF5 file, such as a step's dump.
+std::unique_ptr<TensorFile> open_dump(const std::filesystem::path& path);
+
+// A safetensors file or a Hugging Face folder. The expected.safetensors of a reference case holds the tokens of all its
+// steps, (steps, B, S + 1); they are shown as a dump has them, tokens and labels (B, S), of the step that its
+// activations and gradients are of, the first. F64 is read as F32.
+std::unique_ptr<TensorFile> open_safetensors(const std::filesystem::path& path);
+
+}  // namespace invar::app
