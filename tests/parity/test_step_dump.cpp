@@ -111,7 +111,7 @@ TEST_CASE("a dump says what it is of, and is the same bytes each time") {
   const DumpLayout layout{.tensor = 2, .sequence = true, .data = 2};
   const std::filesystem::path path = dump_first_step(reference, layout, first.path());
   CHECK(path.filename() == "dump_step_00000001.h5");
-  CHECK(read_file(path) == read_file(dump_first_step(reference, layout, second.path())));
+  CHECK((read_file(path) == read_file(dump_first_step(reference, layout, second.path()))));
   const Hdf5Reader reader(path);
   CHECK(reader.integer_attribute("step") == 1);
   CHECK(reader.text_attribute("layout") == "tensor 2 sequence on data 2 micro-batch 1 recompute none");

@@ -125,7 +125,7 @@ TEST_CASE("Equal calls write equal bytes") {
   sound_file(folder, "a.h5");
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // time stamps would count seconds
   sound_file(folder, "b.h5");
-  CHECK(folder.read("a.h5") == folder.read("b.h5"));
+  CHECK((folder.read("a.h5") == folder.read("b.h5")));
 }
 
 TEST_CASE("A writer that does not finish leaves nothing, and an old file as it was") {
@@ -135,7 +135,7 @@ TEST_CASE("A writer that does not finish leaves nothing, and an old file as it w
     Hdf5Writer writer(folder / "sound.h5");
     write_one<float>(writer, "y", {1}, {1});
   }
-  CHECK(folder.read("sound.h5") == old);
+  CHECK((folder.read("sound.h5") == old));
   Hdf5Writer writer(folder / "new.h5");
   writer.create("y", DType::kF32, Shape{4, 2});
   writer.write_rows<float>("y", 1, counting(4));
