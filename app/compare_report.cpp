@@ -120,6 +120,10 @@ std::vector<std::string> describe(const FileDifference& difference, bool all) {
   describe_names(lines, difference.only_a, "A");
   describe_names(lines, difference.only_b, "B");
   if (difference.logits) describe_logits(lines, *difference.logits);
+  const auto vacuous = std::count_if(difference.tensors.begin(), difference.tensors.end(),
+                                     [](const auto& tensor) { return tensor.is_vacuous(); });
+  if (vacuous > 0)
+    lines.push_back(format("{} tensors hold nothing above their band: lower --atol to judge them", vacuous));
   const auto outside = std::count_if(difference.tensors.begin(), difference.tensors.end(),
                                      [](const auto& tensor) { return tensor.verdict == Verdict::kOutside; });
   lines.push_back(format("{} tensors compared, {} outside, {} on one side only", difference.tensors.size(), outside,

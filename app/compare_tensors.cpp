@@ -178,12 +178,12 @@ TensorDifference compare_one(const TensorFile& a, const TensorFile& b, const std
   TensorDifference found;
   found.name = name;
   found.shape = info.shape;
-  double sum = 0, magnitude = 0;
+  double sum = 0;
   bool equal = true;
   for_each_block(a, b, name, [&](const Block& block) {
     for (size_t i = 0; i < block.a.size(); ++i) {
       const double x = block.a[i], y = block.b[i];
-      if (std::isfinite(y)) magnitude = std::max(magnitude, std::abs(y));
+      if (std::isfinite(y)) found.magnitude = std::max(found.magnitude, std::abs(y));
       if (same_bits(x, y)) continue;
       equal = false;
       const double distance = difference(x, y);
@@ -195,7 +195,7 @@ TensorDifference compare_one(const TensorFile& a, const TensorFile& b, const std
   });
   const int64_t elements = info.rows() * info.cols();
   found.mean_abs = elements > 0 ? sum / static_cast<double>(elements) : 0;
-  found.band = info.is_integer ? 0 : tolerance.band(magnitude);
+  found.band = info.is_integer ? 0 : tolerance.band(found.magnitude);
   if (equal) return found;
   const bool outside = tolerance.exact || found.max_abs > found.band;
   found.verdict = outside ? Verdict::kOutside : Verdict::kInside;

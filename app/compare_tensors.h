@@ -16,10 +16,14 @@ struct TensorDifference {
   std::string mismatch;        // shapes or types that differ, in words; then there are no numbers
   double max_abs = 0;
   double mean_abs = 0;
-  double band = 0;                     // atol + rtol · max |B|, of integers 0
+  double magnitude = 0;                // max |B|, of finite values
+  double band = 0;                     // atol + rtol · magnitude, of integers 0
   std::vector<int64_t> first_outside;  // index of the first element outside the band; empty if none is
   Verdict verdict = Verdict::kEqual;
   std::optional<double> growth;  // hidden.N: mean_abs over that of hidden.(N − 1)
+
+  // Inside, but zeros in the place of B would be too: the band says nothing.
+  bool is_vacuous() const { return verdict == Verdict::kInside && magnitude <= band; }
 };
 
 // A position at which the two have different most likely tokens.

@@ -259,6 +259,15 @@ TEST_CASE("Positions at which the likeliest token differs, near ties apart from 
   CHECK_FALSE(run(0.2).flips[1].near_tie);
 }
 
+TEST_CASE("A tensor that the band swallows whole is told") {
+  CHECK(compare_values({1e-7f}, {5e-7f}).is_vacuous());
+  CHECK_FALSE(compare_values({5e-7f}, {5e-7f}).is_vacuous());  // equal bits need no band
+  CHECK_FALSE(compare_values({1.00001f}, {1.0f}).is_vacuous());
+  const auto lines = describe(compare({{"x", {1}, {1e-7f}}}, {{"x", {1}, {5e-7f}}}), false);
+  CHECK(std::count(lines.begin(), lines.end(), "1 tensors hold nothing above their band: lower --atol to judge them") ==
+        1);
+}
+
 TEST_CASE("Of gradients the worst ten and all that are outside are listed") {
   std::vector<Named> a, b;
   for (int i = 0; i < 30; ++i) {
