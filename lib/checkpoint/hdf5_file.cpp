@@ -36,6 +36,12 @@ std::string last_error() {
     return 0;
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &text);
+  // Of a failed system call it says time, descriptor, addresses, and among them what we want.
+  constexpr std::string_view kMessage = "error message = '";
+  if (const size_t at = text.find(kMessage); at != std::string::npos) {
+    text = text.substr(at + kMessage.size());
+    text.resize(std::min(text.size(), text.find('\'')));
+  }
   return text.empty() ? "unknown HDF5 failure" : text;
 }
 
@@ -151,7 +157,10 @@ std::optional<std::string> for_each_block(const Hdf5Info& info, Range rows, Tran
   return std::nullopt;
 }
 
-void be_quiet() {
+// Before any other call. A file that could not be flushed (a full disk) stays in the library's table as a dangling
+// entry, which its exit handler would follow; what is open is closed here, so nothing is left for that handler.
+void prepare_library() {
+  H5dont_atexit();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // errors are thrown, not printed
 }
 
@@ -177,7 +186,7 @@ struct Hdf5Writer::File {
 
 Hdf5Writer::Hdf5Writer(const fs::path& path)
     : path_(path), pending_(std::make_unique<PendingFile>(path)), file_(std::make_unique<File>()) {
-  be_quiet();
+  prepare_library();
   const PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   file_->id = H5Fcreate(pending_->temporary().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get());
@@ -288,7 +297,7 @@ struct Hdf5Reader::File {
 };
 
 Hdf5Reader::Hdf5Reader(const fs::path& path) : path_(path), file_(std::make_unique<File>()) {
-  be_quiet();
+  prepare_library();
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) fail(ErrorKind::kData, path_, "", error ? error.message() : "no such file");

@@ -1,11 +1,14 @@
 """invar compare: dumps of runs at different layouts, metrics, weights, and what it refuses."""
 import json
 import re
+import resource
 import shutil
+import signal
 import struct
+import subprocess
 import unittest
 
-from invar_job import REFERENCE, JobTest, tamper, to_yaml, write_tokens
+from invar_job import ENVIRONMENT, REFERENCE, RUN_SECONDS, JobTest, command, tamper, to_yaml, write_tokens
 
 OUTSIDE, USAGE, DATA = 1, 2, 3
 CASE = REFERENCE / "qwen3"
@@ -100,6 +103,19 @@ class Dumps(CompareTest):
         self.assertEqual([path.name for path in (self.folder / "run").glob("*.h5*")], ["dump_step_00000002.h5"])
         self.train("none")
         self.assertEqual(list((self.folder / "none").glob("*.h5*")), [])
+
+    def test_a_full_disk_ends_the_run(self):
+        def small_files():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+        self.dump("run")
+        done = subprocess.run(command(["train", "run.yaml", "log.dir=full", "log.dump_step=2"]), cwd=self.folder,
+                              env=ENVIRONMENT, capture_output=True, text=True, timeout=RUN_SECONDS, preexec_fn=small_files)
+        self.assertEqual(done.returncode, OUTSIDE, done)  # a fault
+        self.assertRegex(done.stderr, "(?m)^invar: error: step 2: full/dump_step_00000002.h5: (dataset '.*': )?"
+                                      r"cannot be written: File too large \[")
+        self.assertEqual(list((self.folder / "full").glob("*.h5")), [])
 
     def test_a_step_that_is_not_finite_is_dumped(self):
         case = shutil.copytree(CASE, self.folder / "case")
