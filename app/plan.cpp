@@ -6,7 +6,7 @@
 #include "config/units.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
-#include "observe/throughput.h"
+#include "models/model_flops.h"
 #include "train/train_state.h"
 
 namespace invar::app {
@@ -22,19 +22,13 @@ std::string mib(int64_t bytes) {
   return format("{:>11.1f}", static_cast<double>(bytes) / (1 << 20));
 }
 
-int64_t parameter_count(const Config& config) {
-  const ModelConfig& m = config.model;
-  const int64_t d = m.head_dim;
-  const int64_t attention = 2 * m.hidden_size * (m.num_attention_heads + m.num_key_value_heads) * d + 2 * d;
-  const int64_t layer = attention + 3 * m.hidden_size * m.intermediate_size + 2 * m.hidden_size;
-  return m.num_hidden_layers * layer + m.hidden_size + m.vocab_size * m.hidden_size * (m.tie_word_embeddings ? 1 : 2);
-}
-
 void print_summary(const Config& config, const Topology& grid) {
   const int64_t batch = global_batch_size(config, grid.world());
   const int64_t s = config.train.sequence_length;
-  const double flops = model_flops_per_step(config.model, padded_vocab_size(config.model.vocab_size), batch, s);
-  print_line(format("parameters        {}", grouped(parameter_count(config))));
+  const double flops = model_flops_per_step(decoder_spec(config.model), batch, s);
+  const ParameterCounts counts = count_parameters(config);
+  const std::string constants = counts.constant > 0 ? format(" and {} untrained", grouped(counts.constant)) : "";
+  print_line(format("parameters        {}{}", grouped(counts.trained), constants));
   print_line(format("ranks             {} = tensor {} x data {}", grid.world(), grid.tensor, grid.data));
   print_line(format("tokens a step     {} = {} sequences of {}", grouped(batch * s), batch, s));
   print_line(format("micro-steps       {} of {} sequences a rank", batch / (config.train.micro_batch_size * grid.data),
@@ -51,9 +45,19 @@ std::string part_of(const Config& config, int tensor_rank) {
   const Range ffn = split_units(ffn_blocks(config.model.intermediate_size), size)[at];
   const Range vocabulary = split_units(vocab_units(config.model.vocab_size), size)[at];
   const int64_t width = ffn_block_width(config.model.intermediate_size);
-  return format("q {:>3}-{:<3} kv {:>3}-{:<3} ffn {:>6}-{:<6} vocab {:>7}-{:<7}", heads.query_heads.begin,
-                heads.query_heads.end - 1, heads.kv_heads.begin, heads.kv_heads.end - 1, ffn.begin * width,
-                ffn.end * width - 1, vocabulary.begin * kVocabUnit, vocabulary.end * kVocabUnit - 1);
+  std::string text = format("q {:>3}-{:<3} kv {:>3}-{:<3} ffn {:>6}-{:<6} vocab {:>7}-{:<7}", heads.query_heads.begin,
+                            heads.query_heads.end - 1, heads.kv_heads.begin, heads.kv_heads.end - 1, ffn.begin * width,
+                            ffn.end * width - 1, vocabulary.begin * kVocabUnit, vocabulary.end * kVocabUnit - 1);
+  if (const int64_t full_kv = config.model.num_global_key_value_heads; full_kv > 0) {
+    const Range kv = partition_heads(config.model.num_attention_heads, full_kv, size, tensor_rank).kv_heads;
+    text += format(" kv of full layers {:>3}-{:<3}", kv.begin, kv.end - 1);
+  }
+  if (const int64_t per_layer = config.model.hidden_size_per_layer_input; per_layer > 0) {
+    const Range units = split_units(per_layer_blocks(per_layer), size)[at];
+    const int64_t block = per_layer_block_width(per_layer);
+    text += format(" per-layer {:>3}-{:<3}", units.begin * block, units.end * block - 1);
+  }
+  return text;
 }
 
 // Data-parallel replicas are alike, so the table shows one; the largest memory over the data ranks is within a row.

@@ -172,10 +172,28 @@ class ActivationComparison : public TensorSink {
   std::map<std::string, std::vector<float>> cache_;
 };
 
+// Hands everything on to a second sink as well.
+class BothSinks : public TensorSink {
+ public:
+  BothSinks(TensorSink& first, TensorSink* second) : first_(first), second_(second) {}
+  bool wants(std::string_view name) const override { return first_.wants(name) || second_wants(name); }
+  void record(const std::string& name, const Tensor& local, int64_t first_row) override {
+    if (first_.wants(name)) first_.record(name, local, first_row);
+    if (second_wants(name)) second_->record(name, local, first_row);
+  }
+
+ private:
+  bool second_wants(std::string_view name) const { return second_ != nullptr && second_->wants(name); }
+
+  TensorSink& first_;
+  TensorSink* second_;
+};
+
 // The rows that this rank owns, of copies the counted one.
 void compare_gradients(const ReferenceCase& reference, const TrainState& state, int data_rank, AgreementTable& table) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
+      if (!parameter.trained) continue;
       Agreement& agreement = table[gradient_kind(parameter.name)];
       agreement.band = reference.gradient_band();
       agreement.expected_elements += parameter.numel();
@@ -183,7 +201,7 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
   }
   const Tensor& gradients = state.parameters().flat_gradients();
   state.parameters().for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
-    if (!parameter.counted()) return;
+    if (!parameter.counted() || !parameter.trained) return;
     const std::vector<float> want = read_run(reference.expected(), "grad." + parameter.name, parameter, run);
     Agreement& agreement = table[gradient_kind(parameter.name)];
     for (const RowOwnership::Bucket& bucket : state.ownership().buckets()) {
@@ -220,7 +238,8 @@ ReferenceCase::ReferenceCase(const std::filesystem::path& folder)
   check_shape(expected_, "tokens", {steps_, batch_, sequence_length_ + 1});
   check_shape(expected_, "traj_loss", {steps_});
   check_shape(expected_, "traj_grad_norm", {steps_});
-  check_shape(expected_, "fp32_noise", {3});
+  const bool knows_norms = expected_.info("fp32_noise").shape == std::vector<int64_t>{4};
+  check_shape(expected_, "fp32_noise", {knows_norms ? 4 : 3});
   const std::vector<float> noise = read_all(expected_, "fp32_noise");
   noise_.assign(noise.begin(), noise.end());
   tokens_ = read_tokens(expected_, model_.vocab_size);
@@ -252,12 +271,12 @@ bool all_hold(const AgreementTable& table) {
 }
 
 AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
-                                      const Stream& stream, const std::function<void(TrainState&)>& prepared) {
+                                      const Stream& stream, const Intervention& intervention) {
   Communicator& world = *groups.world;
   TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
   load_hf_weights(state.parameters(), SafetensorsReader(config.model.hf_path));
   state.adopt_values();
-  if (prepared) prepared(state);
+  if (intervention.prepared) intervention.prepared(state);
 
   AgreementTable table;
   ActivationComparison activations(reference, config, groups, state.model().vocabulary(), table);
@@ -265,13 +284,13 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
   const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};
   const std::vector<float> losses = read_all(reference.expected(), "traj_loss");
   const std::vector<float> norms = read_all(reference.expected(), "traj_grad_norm");
-  for (const char* kind : {kLosses, kGradientNorms}) {
-    table[kind] = {0, reference.loss_band(), 0, reference.steps()};
-  }
+  BothSinks sinks(activations, intervention.sink);
+  table[kLosses] = {0, reference.loss_band(), 0, reference.steps()};
+  table[kGradientNorms] = {0, reference.norm_band(), 0, reference.steps()};
   for (int64_t step = 0; step < reference.steps(); ++step) {
     StepHooks hooks;
     if (step == 0) {
-      hooks.sink = &activations;
+      hooks.sink = &sinks;
       hooks.gradients_complete = [&](const StepResult&) {
         compare_gradients(reference, state, groups.data->rank(), table);
       };
@@ -281,7 +300,7 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
     if (world.rank() != 0) continue;
     const auto at = static_cast<size_t>(step);
     table[kLosses].add(std::abs(result.loss - losses[at]), reference.loss_band());
-    table[kGradientNorms].add(std::abs(result.grad_norm - norms[at]), reference.loss_band());
+    table[kGradientNorms].add(std::abs(result.grad_norm - norms[at]), reference.norm_band());
   }
   merge(table, world);
   return table;

@@ -33,6 +33,8 @@ class ReferenceCase {
   double logits_band() const { return 10 * noise_[0]; }
   double gradient_band() const { return 10 * noise_[1]; }
   double loss_band() const { return 10 * noise_[2]; }
+  // Of the trajectory's gradient norms; cases from before it was measured bound it by the losses'.
+  double norm_band() const { return 10 * noise_[noise_.size() > 3 ? 3 : 2]; }
 
  private:
   SafetensorsReader expected_;
@@ -63,9 +65,15 @@ inline constexpr const char* kGradientNorms = "norm of every step's gradient";
 
 bool all_hold(const AgreementTable& table);
 
-// Trains the case's steps at the given layout and compares everything; `prepared` sees the state before the first
-// step. Collective over the world; every rank gets the whole table.
+// Where a test steps in.
+struct Intervention {
+  std::function<void(TrainState&)> prepared;  // sees the state before the first step
+  TensorSink* sink = nullptr;                 // listens to the first step too
+};
+
+// Trains the case's steps at the given layout and compares everything. Collective over the world; every rank gets the
+// whole table.
 AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
-                                      const Stream& stream, const std::function<void(TrainState&)>& prepared = {});
+                                      const Stream& stream, const Intervention& intervention = {});
 
 }  // namespace invar::app

@@ -2,14 +2,37 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "parallel/logical_tensor.h"
 
 namespace invar {
 namespace {
 
+constexpr std::string_view kText = "model.";
+constexpr std::string_view kMultimodalText = "model.language_model.";
+constexpr std::string_view kOtherModalities[] = {"model.vision_tower.", "model.audio_tower.", "model.embed_vision.",
+                                                 "model.embed_audio."};
+
+bool is_multimodal(const SafetensorsReader& reader) {
+  const std::vector<std::string> names = reader.names();
+  return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.starts_with(kMultimodalText); });
+}
+
+// The tensor of the model that a tensor of the file is.
+std::string name_in_model(const std::string& name) {
+  if (!name.starts_with(kMultimodalText)) return name;
+  return std::string(kText) + name.substr(kMultimodalText.size());
+}
+
+std::string name_in_file(const SafetensorsReader& reader, const std::string& name) {
+  if (reader.contains(name) || !name.starts_with(kText)) return name;
+  const std::string multimodal = std::string(kMultimodalText) + name.substr(kText.size());
+  return reader.contains(multimodal) ? multimodal : name;
+}
+
 void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
-  const SafetensorsInfo& info = reader.info(parameter.name);
+  const SafetensorsInfo& info = reader.info(name_in_file(reader, parameter.name));
   if (info.shape == parameter.shape) return;
   throw Error(ErrorKind::kData,
               format("{}: tensor '{}' has shape {}, the model needs {}", info.file, parameter.name,
@@ -38,13 +61,24 @@ bool equal_tensors(const SafetensorsReader& reader, const std::string& a, const 
   return true;
 }
 
-void refuse_unknown(const SafetensorsReader& reader, const std::set<std::string>& known) {
+void refuse_unknown(const SafetensorsReader& reader, const std::set<std::string>& known,
+                    const std::set<std::string>& unused) {
   const std::string head = "lm_head.weight";
   const std::string embedding = "model.embed_tokens.weight";
+  const bool multimodal = is_multimodal(reader);
   for (const std::string& name : reader.names()) {
-    if (known.contains(name)) continue;
+    const std::string mine = name_in_model(name);
+    if (mine != name && reader.contains(mine)) {
+      throw Error(ErrorKind::kData, format("{}: holds '{}' and '{}'", reader.info(name).file, mine, name),
+                  "the folder mixes two forms of the model; download it again");
+    }
+    if (known.contains(mine) || unused.contains(mine)) continue;
+    if (multimodal && std::any_of(std::begin(kOtherModalities), std::end(kOtherModalities),
+                                  [&](std::string_view part) { return name.starts_with(part); })) {
+      continue;
+    }
     if (name == head && known.contains(embedding)) {
-      if (equal_tensors(reader, head, embedding)) continue;
+      if (equal_tensors(reader, head, name_in_file(reader, embedding))) continue;
       throw Error(
           ErrorKind::kData,
           format("{}: '{}' differs from '{}', but the model ties them", reader.info(name).file, head, embedding),
@@ -66,11 +100,13 @@ std::vector<float> read_run(const SafetensorsReader& reader, const std::string& 
     reader.read_rows(name, run.global, {0, cols}, stored);
     return stored;
   }
+  const int64_t block = parameter.column_block;
   std::vector<float> logical(stored.size());
-  reader.read_rows(name, {0, cols}, run.global, logical);
-  for (int64_t col = 0; col < cols; ++col) {
-    for (int64_t row = 0; row < rows; ++row) {
-      stored[static_cast<size_t>(row * cols + col)] = logical[static_cast<size_t>(col * rows + row)];
+  reader.read_rows(name, {0, parameter.shape[0]}, {run.global.begin * block, run.global.end * block}, logical);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      const int64_t from = (col / block * rows + row) * block + col % block;
+      stored[static_cast<size_t>(row * cols + col)] = logical[static_cast<size_t>(from)];
     }
   }
   return stored;
@@ -84,10 +120,10 @@ void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reade
       check_shape(reader, parameter);
     }
   }
-  refuse_unknown(reader, known);
+  refuse_unknown(reader, known, table.unused());
   if (table.flat_values().is_meta()) return;
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
-    store(table.flat_values(), elements, read_run(reader, parameter.name, parameter, run));
+    store(table.flat_values(), elements, read_run(reader, name_in_file(reader, parameter.name), parameter, run));
   });
 }
 

@@ -9,9 +9,11 @@
 namespace invar {
 
 // Fills the table's values with the weights of a Hugging Face model: each rank reads the rows that it holds, at any
-// layout. Strict both ways: every parameter must be there with its shape, and every floating-point tensor of the files
-// must be a parameter (an lm_head.weight beside tied embeddings is accepted if it equals them). Throws Error{kData}
-// naming file and tensor. On a table of meta tensors it only checks. Not collective.
+// layout. Strict both ways: every parameter must be there once with its shape, and every tensor of the files must be a
+// parameter, with these exceptions: an lm_head.weight beside tied embeddings that equals them; what the table calls
+// unused; and in the file of a multimodal model, whose text tensors are named model.language_model. instead of model.,
+// the towers and embedders of vision and audio. Throws Error{kData} naming file and tensor. On a table of meta tensors
+// it only checks. Not collective.
 void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader);
 
 // A parameter's run out of the tensor `name` of the same logical shape, unit-major as storage holds it.

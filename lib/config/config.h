@@ -33,9 +33,22 @@ struct ModelConfig {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 40960;
   double rms_norm_eps = 1e-6;
-  double rope_theta = 1e6;
+  double rope_theta = 1e6;  // of the full layers
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
+
+  // Gemma 4; the defaults switch each of them off.
+  std::string layer_types;                  // s (sliding) and f (full), repeated over the layers; empty: all full
+  int64_t sliding_window = 0;               // keys that a query of a sliding layer sees, itself included
+  double sliding_rope_theta = 1e4;          // of the sliding layers
+  int64_t global_head_dim = 0;              // head_dim of the full layers; 0: as the sliding ones
+  int64_t num_global_key_value_heads = 0;   // of the full layers; 0: as the sliding ones
+  double partial_rotary_factor = 1.0;       // part of a full layer's head that turns
+  bool attention_k_eq_v = false;            // full layers take their values from the keys
+  int64_t num_kv_shared_layers = 0;         // last layers, which use the keys and values of an earlier one
+  bool use_double_wide_mlp = false;         // the sharing layers' MLP has twice the width
+  int64_t hidden_size_per_layer_input = 0;  // width of the per-layer embeddings; 0: none
+  double final_logit_softcapping = 0;       // logits = c · tanh(logits / c); 0: none
 
   bool operator==(const ModelConfig&) const = default;
 };

@@ -24,8 +24,9 @@ constexpr auto kAuto = Default::kAuto;
 constexpr auto kRequired = Default::kRequired;
 
 constexpr Key kKeys[] = {
-    {"model", "family", at<&C::model, &M::family>, "architecture: qwen3"},
-    {"model", "preset", at<&C::model, &M::preset>, "a named model, such as qwen3-0.6b; fields given beside it win"},
+    {"model", "family", at<&C::model, &M::family>, "architecture: qwen3 or gemma4; preset and hf_path set it"},
+    {"model", "preset", at<&C::model, &M::preset>,
+     "a named model, such as qwen3-0.6b or gemma4-e4b; fields given beside it win"},
     {"model", "hf_path", at<&C::model, &M::hf_path>,
      "a Hugging Face folder; its config.json sets the fields below; fields given beside it win"},
     {"model", "init", at<&C::model, &M::init>, "initial weights: drawn from train.seed, or read from hf_path"},
@@ -45,6 +46,29 @@ constexpr Key kKeys[] = {
     {"model", "initializer_range", at<&C::model, &M::initializer_range>,
      "standard deviation of random initial weights"},
     {"model", "tie_word_embeddings", at<&C::model, &M::tie_word_embeddings>, "the output head is the embedding"},
+
+    // Only of gemma4.
+    {"model", "layer_types", at<&C::model, &M::layer_types>,
+     "gemma4: s (sliding window) and f (full attention), repeated over the layers; empty: all full"},
+    {"model", "sliding_window", at<&C::model, &M::sliding_window>,
+     "gemma4: keys that a query of a sliding layer sees, its own included"},
+    {"model", "sliding_rope_theta", at<&C::model, &M::sliding_rope_theta>, "gemma4: rope_theta of the sliding layers"},
+    {"model", "global_head_dim", at<&C::model, &M::global_head_dim>,
+     "gemma4: head_dim of the full layers; 0: as the sliding ones"},
+    {"model", "num_global_key_value_heads", at<&C::model, &M::num_global_key_value_heads>,
+     "gemma4: key and value heads of the full layers, with attention_k_eq_v; 0: as the sliding ones"},
+    {"model", "partial_rotary_factor", at<&C::model, &M::partial_rotary_factor>,
+     "gemma4: part of a full layer's head that rotary positions turn"},
+    {"model", "attention_k_eq_v", at<&C::model, &M::attention_k_eq_v>,
+     "gemma4: full layers take their values from the keys"},
+    {"model", "num_kv_shared_layers", at<&C::model, &M::num_kv_shared_layers>,
+     "gemma4: last layers, which use the keys and values of an earlier one"},
+    {"model", "use_double_wide_mlp", at<&C::model, &M::use_double_wide_mlp>,
+     "gemma4: the MLP of the num_kv_shared_layers is twice as wide"},
+    {"model", "hidden_size_per_layer_input", at<&C::model, &M::hidden_size_per_layer_input>,
+     "gemma4: width of each layer's own token embeddings; 0: none"},
+    {"model", "final_logit_softcapping", at<&C::model, &M::final_logit_softcapping>,
+     "gemma4: c of logits = c · tanh(logits / c); 0: none"},
 
     {"parallel", "tensor", at<&C::parallel, &P::tensor>, "tensor-parallel ranks that share one copy of the weights"},
     {"parallel", "sequence", at<&C::parallel, &P::sequence>,

@@ -8,14 +8,13 @@
 namespace invar {
 namespace {
 
-struct Size {
+// The published Qwen3 releases of April 2025.
+struct Qwen3Size {
   std::string_view name;
   int64_t hidden, layers, query_heads, kv_heads, intermediate;
   bool tied;
 };
-
-// The published Qwen3 releases of April 2025.
-constexpr std::array<Size, 6> kSizes = {{
+constexpr std::array<Qwen3Size, 6> kQwen3 = {{
     {"qwen3-0.6b", 1024, 28, 16, 8, 3072, true},
     {"qwen3-1.7b", 2048, 28, 16, 8, 6144, true},
     {"qwen3-4b", 2560, 36, 32, 8, 9728, true},
@@ -24,12 +23,30 @@ constexpr std::array<Size, 6> kSizes = {{
     {"qwen3-32b", 5120, 64, 64, 8, 25600, false},
 }};
 
-// Models that a user may well ask for.
-constexpr std::array<std::string_view, 2> kNotYet = {"qwen3-30b-a3b", "qwen3-235b-a22b"};
+// The text models of the Gemma 4 releases. Two kinds: per-layer inputs with shared keys and values, or full layers that
+// take the values from the keys and have their own number of heads.
+struct Gemma4Size {
+  std::string_view name;
+  int64_t hidden, layers, query_heads, kv_heads, global_kv_heads, intermediate;
+  std::string_view layer_types;
+  int64_t window, max_position, shared_layers;
+  bool double_wide;
+  int64_t per_layer_input;
+};
+constexpr std::array<Gemma4Size, 4> kGemma4 = {{
+    {"gemma4-e2b", 1536, 35, 8, 1, 0, 6144, "ssssf", 512, 131072, 20, true, 256},
+    {"gemma4-e4b", 2560, 42, 8, 2, 0, 10240, "sssssf", 512, 131072, 18, false, 256},
+    {"gemma4-12b", 3840, 48, 16, 8, 1, 15360, "sssssf", 1024, 262144, 0, false, 0},
+    {"gemma4-31b", 5376, 60, 32, 16, 4, 21504, "sssssf", 1024, 262144, 0, false, 0},
+}};
 
-ModelConfig model_of(const Size& size, std::string_view name) {
+// Models that a user may well ask for.
+constexpr std::array<std::string_view, 3> kNotYet = {"qwen3-30b-a3b", "qwen3-235b-a22b", "gemma4-26b-a4b"};
+
+ModelConfig model_of(const Qwen3Size& size) {
   ModelConfig model;
-  model.preset = name;
+  model.family = "qwen3";
+  model.preset = size.name;
   model.vocab_size = 151936;
   model.hidden_size = size.hidden;
   model.intermediate_size = size.intermediate;
@@ -45,17 +62,51 @@ ModelConfig model_of(const Size& size, std::string_view name) {
   return model;
 }
 
+ModelConfig model_of(const Gemma4Size& size) {
+  ModelConfig model;
+  model.family = "gemma4";
+  model.preset = size.name;
+  model.vocab_size = 262144;
+  model.hidden_size = size.hidden;
+  model.intermediate_size = size.intermediate;
+  model.num_hidden_layers = size.layers;
+  model.num_attention_heads = size.query_heads;
+  model.num_key_value_heads = size.kv_heads;
+  model.head_dim = 256;
+  model.max_position_embeddings = size.max_position;
+  model.rms_norm_eps = 1e-6;
+  model.rope_theta = 1e6;
+  model.initializer_range = 0.02;
+  model.tie_word_embeddings = true;
+  model.layer_types = size.layer_types;
+  model.sliding_window = size.window;
+  model.sliding_rope_theta = 1e4;
+  model.global_head_dim = 512;
+  model.num_global_key_value_heads = size.global_kv_heads;
+  model.partial_rotary_factor = 0.25;
+  model.attention_k_eq_v = size.global_kv_heads > 0;
+  model.num_kv_shared_layers = size.shared_layers;
+  model.use_double_wide_mlp = size.double_wide;
+  model.hidden_size_per_layer_input = size.per_layer_input;
+  model.final_logit_softcapping = 30.0;
+  return model;
+}
+
 }  // namespace
 
 std::vector<std::string_view> preset_names() {
   std::vector<std::string_view> names;
-  for (const Size& size : kSizes) names.push_back(size.name);
+  for (const Qwen3Size& size : kQwen3) names.push_back(size.name);
+  for (const Gemma4Size& size : kGemma4) names.push_back(size.name);
   return names;
 }
 
 ModelConfig preset_model(std::string_view name) {
-  for (const Size& size : kSizes) {
-    if (size.name == name) return model_of(size, name);
+  for (const Qwen3Size& size : kQwen3) {
+    if (size.name == name) return model_of(size);
+  }
+  for (const Gemma4Size& size : kGemma4) {
+    if (size.name == name) return model_of(size);
   }
   const std::vector<std::string_view> names = preset_names();
   const std::string all = join_words(names);
@@ -65,10 +116,6 @@ ModelConfig preset_model(std::string_view name) {
                   format("model.preset {} is a mixture of experts, which is not supported yet", name),
                   format("use a dense size: {}", all));
     }
-  }
-  if (name.starts_with("gemma")) {
-    throw Error(ErrorKind::kConfig, format("model.preset {}: the gemma family is not supported yet", name),
-                format("use {}", all));
   }
   const std::string_view nearest = nearest_word(name, names);
   throw Error(ErrorKind::kConfig, format("unknown model.preset {}", name),

@@ -34,4 +34,17 @@ constexpr int64_t ffn_blocks(int64_t intermediate_size) {
   return intermediate_size / ffn_block_width(intermediate_size);
 }
 
+// Columns of one block of the per-layer embeddings' width: the largest number up to 32 that divides it and leaves at
+// least 8 blocks; 1 if there is none.
+constexpr int64_t per_layer_block_width(int64_t width) {
+  for (int64_t block = 32; block > 1; --block) {
+    if (width % block == 0 && width / block >= 8) return block;
+  }
+  return 1;
+}
+
+constexpr int64_t per_layer_blocks(int64_t width) {
+  return width / per_layer_block_width(width);
+}
+
 }  // namespace invar

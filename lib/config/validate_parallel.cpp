@@ -16,34 +16,62 @@ struct Misfit {
   std::string rule;  // worded to follow "parallel.tensor = 4 "
 };
 
-// The first rule that a degree breaks; the key is empty if it fits.
-Misfit tensor_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
-  const int64_t query_heads = model.num_attention_heads;
-  const int64_t kv_heads = model.num_key_value_heads;
-  const int64_t blocks = ffn_blocks(model.intermediate_size);
-  const int64_t vocabulary = vocab_units(model.vocab_size);
-  const std::string ffn = format("FFN blocks of {} columns", ffn_block_width(model.intermediate_size));
-  if (uneven) {
-    if (tensor > query_heads) return {"model.num_attention_heads", format("exceeds {} query heads", query_heads)};
-    if (tensor > blocks) return {"model.intermediate_size", format("exceeds {} {}", blocks, ffn)};
-  } else {
-    if (query_heads % tensor != 0) {
-      return {"model.num_attention_heads", format("does not divide {} query heads", query_heads)};
-    }
-    if (tensor <= kv_heads && kv_heads % tensor != 0) {
-      return {"model.num_key_value_heads", format("does not divide {} key and value heads", kv_heads)};
-    }
-    // Beyond the KV heads, each is replicated over tensor / kv_heads ranks, which share its query heads equally: the
-    // degree divides all query heads.
-    if (tensor > kv_heads && tensor % kv_heads != 0) {
-      return {"model.num_key_value_heads", format("is no multiple of {} key and value heads", kv_heads)};
-    }
-    if (blocks % tensor != 0) return {"model.intermediate_size", format("does not divide {} {}", blocks, ffn)};
+// Key and value heads of one kind of layer, which stay whole or are replicated.
+Misfit key_value_misfit(const char* key, int64_t kv_heads, int64_t tensor) {
+  if (tensor <= kv_heads && kv_heads % tensor != 0) {
+    return {key, format("does not divide {} key and value heads", kv_heads)};
   }
-  if (tensor > vocabulary) {
-    return {"model.vocab_size", format("exceeds {} vocabulary units of {} rows", vocabulary, kVocabUnit)};
+  // Beyond the KV heads, each is replicated over tensor / kv_heads ranks, which share its query heads equally: the
+  // degree divides all query heads.
+  if (tensor > kv_heads && tensor % kv_heads != 0) {
+    return {key, format("is no multiple of {} key and value heads", kv_heads)};
   }
   return {};
+}
+
+Misfit head_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
+  const int64_t query_heads = model.num_attention_heads;
+  if (uneven) {
+    if (tensor <= query_heads) return {};
+    return {"model.num_attention_heads", format("exceeds {} query heads", query_heads)};
+  }
+  if (query_heads % tensor != 0) {
+    return {"model.num_attention_heads", format("does not divide {} query heads", query_heads)};
+  }
+  Misfit misfit = key_value_misfit("model.num_key_value_heads", model.num_key_value_heads, tensor);
+  if (misfit.key.empty() && model.num_global_key_value_heads > 0) {
+    misfit = key_value_misfit("model.num_global_key_value_heads", model.num_global_key_value_heads, tensor);
+  }
+  return misfit;
+}
+
+Misfit mlp_misfit(int64_t intermediate_size, int64_t tensor, bool uneven) {
+  const int64_t blocks = ffn_blocks(intermediate_size);
+  if (uneven ? tensor <= blocks : blocks % tensor == 0) return {};
+  return {"model.intermediate_size", format("{} {} FFN blocks of {} columns", uneven ? "exceeds" : "does not divide",
+                                            blocks, ffn_block_width(intermediate_size))};
+}
+
+Misfit per_layer_input_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
+  const int64_t width = model.hidden_size_per_layer_input;
+  if (width == 0) return {};
+  const int64_t blocks = per_layer_blocks(width);
+  if (uneven ? tensor <= blocks : blocks % tensor == 0) return {};
+  return {"model.hidden_size_per_layer_input",
+          format("{} {} blocks of {} columns of the per-layer inputs", uneven ? "exceeds" : "does not divide", blocks,
+                 per_layer_block_width(width))};
+}
+
+// The first rule that a degree breaks; the key is empty if it fits.
+Misfit tensor_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
+  Misfit misfit = head_misfit(model, tensor, uneven);
+  // An MLP of twice the width has as many blocks or twice as many: it fits wherever this one does.
+  if (misfit.key.empty()) misfit = mlp_misfit(model.intermediate_size, tensor, uneven);
+  if (misfit.key.empty()) misfit = per_layer_input_misfit(model, tensor, uneven);
+  if (!misfit.key.empty()) return misfit;
+  const int64_t vocabulary = vocab_units(model.vocab_size);
+  if (tensor <= vocabulary) return {};
+  return {"model.vocab_size", format("exceeds {} vocabulary units of {} rows", vocabulary, kVocabUnit)};
 }
 
 void check_tensor(const Config& config, int world_size) {

@@ -2,72 +2,15 @@
 
 #include <array>
 
-#include "config/key_table.h"
+#include "config/field.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
 #include "config/split.h"
-#include "config/suggest.h"
+#include "config/validate_model.h"
 #include "config/validate_parallel.h"
 
 namespace invar {
 namespace {
-
-// Far above any model; keeps the search for fitting degrees short.
-constexpr int64_t kMostHeads = 1 << 16;
-
-void check_model_source(const Config& config) {
-  const ModelConfig& model = config.model;
-  if (model.family == "gemma4") {
-    refuse(config, {"model.family"}, "model.family gemma4 is not supported yet", "use model.family: qwen3");
-  }
-  if (model.family != "qwen3") {
-    refuse(config, {"model.family"}, format("unknown model.family {}", model.family), "use model.family: qwen3");
-  }
-  if (model.init == InitKind::kHuggingFace && model.hf_path.empty()) {
-    refuse(config, {"model.init"}, "model.init: hf needs model.hf_path",
-           "set model.hf_path to the folder of the weights, or model.init: random");
-  }
-  std::string missing;
-  for (const Key& key : key_table()) {
-    if (key.section == "model" && key.when_absent == Default::kRequired && has_default(key, config)) {
-      missing += (missing.empty() ? "" : ", ") + std::string(key.name);
-    }
-  }
-  if (!missing.empty()) {
-    refuse(config, {}, format("section model lacks {}", missing),
-           "give them, or model.preset: qwen3-0.6b (or another size), or model.hf_path: a Hugging Face folder");
-  }
-}
-
-void check_model_shape(const Config& config) {
-  const ModelConfig& model = config.model;
-  check_count(config, "model.vocab_size", model.vocab_size, 1);
-  check_count(config, "model.hidden_size", model.hidden_size, 1);
-  check_count(config, "model.intermediate_size", model.intermediate_size, 1);
-  check_count(config, "model.num_hidden_layers", model.num_hidden_layers, 1);
-  check_count(config, "model.num_attention_heads", model.num_attention_heads, 1, kMostHeads);
-  check_count(config, "model.num_key_value_heads", model.num_key_value_heads, 1);
-  check_count(config, "model.head_dim", model.head_dim, 2);
-  check_count(config, "model.max_position_embeddings", model.max_position_embeddings, 1);
-  check_positive(config, "model.rms_norm_eps", model.rms_norm_eps);
-  check_positive(config, "model.rope_theta", model.rope_theta, UsedAs::kF64);
-  check_not_negative(config, "model.initializer_range", model.initializer_range);
-  if (model.head_dim % 2 != 0) {
-    refuse(config, {"model.head_dim"},
-           format("model.head_dim = {} is odd: rotary positions turn pairs", model.head_dim),
-           format("use {} or {}", model.head_dim - 1, model.head_dim + 1));
-  }
-  if (model.num_attention_heads % model.num_key_value_heads != 0) {
-    std::vector<int> divisors;
-    for (int64_t heads = 1; heads <= model.num_attention_heads; ++heads) {
-      if (model.num_attention_heads % heads == 0) divisors.push_back(static_cast<int>(heads));
-    }
-    refuse(config, {"model.num_key_value_heads", "model.num_attention_heads"},
-           format("model.num_key_value_heads = {} does not divide model.num_attention_heads = {}",
-                  model.num_key_value_heads, model.num_attention_heads),
-           format("use {} key and value heads", join_numbers(divisors)));
-  }
-}
 
 void check_train(const Config& config) {
   const TrainConfig& train = config.train;
@@ -243,8 +186,7 @@ void check_output(const Config& config) {
 
 void validate(const Config& config, int world_size) {
   INVAR_CHECK(world_size > 0, "world size {}", world_size);
-  check_model_source(config);
-  check_model_shape(config);
+  validate_model(config);
   check_train(config);
   validate_parallel(config, world_size);
   check_optimizer(config);

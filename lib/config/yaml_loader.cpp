@@ -239,11 +239,20 @@ ModelConfig base_model(const Config& given) {
     refuse(origin, format("model.preset {} and model.hf_path {} are both given", model.preset, model.hf_path),
            "keep one: each of them sets the whole model");
   }
+  ModelConfig base;
   try {
-    return model.preset.empty() ? read_hf_config(model.hf_path) : preset_model(model.preset);
+    base = model.preset.empty() ? read_hf_config(model.hf_path) : preset_model(model.preset);
   } catch (const Error& error) {
     refuse(origin, error.what(), error.hint());
   }
+  const auto family = given.origin.find("model.family");
+  if (family != given.origin.end() && model.family != base.family) {
+    refuse(family->second,
+           format("model.family {} contradicts {} {}, which is {}", model.family, key,
+                  model.preset.empty() ? model.hf_path : model.preset, base.family),
+           format("remove model.family: {} sets it", key));
+  }
+  return base;
 }
 
 std::vector<Assignment> read_overrides(std::span<const std::string> overrides) {

@@ -51,6 +51,7 @@ double LmHead::chunk_loss(const LayerContext& ctx, const Chunk& chunk, int64_t f
 
   const Tensor logits = ctx.scratch.allocate("logits", DType::kF32, {n, table_.rows.size()});
   ops::matmul(ctx.stream, chunk.x, ops::Transpose::kNo, weight, ops::Transpose::kYes, logits);
+  if (softcap_ > 0) ops::softcap(ctx.stream, softcap_, logits);
   if (ctx.sink != nullptr && ctx.sink->wants("logits")) ctx.sink->record("logits", logits, first_token);
 
   const Tensor maximum = ctx.scratch.allocate("logits max", DType::kF32, {n});
@@ -72,7 +73,7 @@ double LmHead::chunk_loss(const LayerContext& ctx, const Chunk& chunk, int64_t f
                               ? logits
                               : ctx.scratch.allocate("d_logits", ctx.activation, {n, table_.rows.size()});
   ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, maximum, sum, *gradient_scale,
-                       d_logits);
+                       softcap_, d_logits);
   ops::matmul(ctx.stream, d_logits, ops::Transpose::kNo, ctx.weights.acquire_backward(table_.weight),
               ops::Transpose::kNo, chunk.d_x);
   ops::matmul(ctx.stream, d_logits, ops::Transpose::kYes, chunk.x, ops::Transpose::kNo,

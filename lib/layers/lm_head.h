@@ -10,7 +10,8 @@ namespace invar {
 // gradient is taken in the same pass, so backward costs no second projection.
 class LmHead {
  public:
-  explicit LmHead(const VocabTable& table) : table_(table) {}
+  // logits = softcap · tanh(x Wᵀ / softcap); 0: x Wᵀ.
+  explicit LmHead(const VocabTable& table, double softcap = 0) : table_(table), softcap_(static_cast<float>(softcap)) {}
 
   struct Result {
     double loss_sum = 0;  // Σ over the micro-batch's counted tokens, equal on all ranks of the tensor group
@@ -35,6 +36,7 @@ class LmHead {
                     std::optional<float> gradient_scale) const;
 
   VocabTable table_;
+  float softcap_;
 };
 
 }  // namespace invar

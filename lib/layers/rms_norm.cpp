@@ -1,7 +1,5 @@
 #include "layers/rms_norm.h"
 
-#include "ops/norm.h"
-
 namespace invar {
 
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
@@ -31,8 +29,8 @@ void RmsNorm::forward(const LayerContext& ctx, const Tensor& x, const Tensor& y,
 }
 
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
-                       const Tensor& d_x) const {
-  ops::rms_norm_backward(ctx.stream, d_y, x, ctx.weights.acquire_backward(weight_), rstd, d_x,
+                       ops::Write write, const Tensor& d_x) const {
+  ops::rms_norm_backward(ctx.stream, d_y, x, ctx.weights.acquire_backward(weight_), rstd, write, d_x,
                          ctx.weights.gradient(weight_));
   ctx.weights.gradient_done(weight_);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "layers/layer_context.h"
+#include "ops/norm.h"
 #include "parallel/replica_groups.h"
 
 namespace invar {
@@ -14,8 +15,8 @@ class RmsNorm {
 
   // x (local, C) -> y; rstd f32 (local) is kept for backward.
   void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y, const Tensor& rstd) const;
-  // Adds to d_x, which holds the gradient of the residual path.
-  void backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
+  // Written or added to d_x (local, C): with kAdd, d_x holds the gradient of the residual path on entry.
+  void backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd, ops::Write write,
                 const Tensor& d_x) const;
 
  private:

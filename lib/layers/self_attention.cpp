@@ -1,15 +1,21 @@
 #include "layers/self_attention.h"
 
 #include "layers/rms_norm.h"
+#include "ops/elementwise.h"
 
 namespace invar {
 namespace {
 
-// Rows per KV group of this rank: [q heads of the group, k, v].
+// Raw heads of k and v per KV group.
+int64_t raw_kv_heads(const AttentionSpec& spec) {
+  return spec.borrows ? 0 : (spec.values_from_keys ? 1 : 2);
+}
+
+// Rows per KV group of this rank: [q heads of the group, k, v], without what the layer has not.
 WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec,
                  const HeadPartition& heads) {
   const int64_t d = spec.head_dim;
-  const int64_t group_rows = (heads.heads_per_group + 2) * d;
+  const int64_t group_rows = (heads.heads_per_group + raw_kv_heads(spec)) * d;
   Parameter q;
   q.name = spec.prefix + "q_proj.weight";
   q.shape = {spec.query_heads * d, spec.hidden_size};
@@ -32,7 +38,9 @@ WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const Attention
   weight.name = spec.prefix + "qkv";
   weight.rows = heads.kv_heads.size() * group_rows;
   weight.cols = spec.hidden_size;
-  weight.parameters = {std::move(q), std::move(k), std::move(v)};
+  weight.parameters = {std::move(q)};
+  if (!spec.borrows) weight.parameters.push_back(std::move(k));
+  if (!spec.borrows && !spec.values_from_keys) weight.parameters.push_back(std::move(v));
   return table.add(std::move(weight));
 }
 
@@ -61,62 +69,95 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
       qkv_(add_qkv(table, replicas, spec, heads_)),
       out_(add_out(table, spec, heads_)),
       // Every rank sees its own heads only, with or without sequence parallelism.
-      q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)),
-      k_norm_(add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true)) {}
-
-ops::HeadView SelfAttention::view(const Tensor& qkv, Kind kind) const {
-  const int64_t d = spec_.head_dim;
-  const int64_t stride = (heads_.heads_per_group + 2) * d;
-  const int64_t groups = heads_.kv_heads.size();
-  switch (kind) {
-    case Kind::kQuery:
-      return {qkv, groups, heads_.heads_per_group, d, stride, 0};
-    case Kind::kKey:
-      return {qkv, groups, 1, d, stride, heads_.heads_per_group * d};
-    case Kind::kValue:
-      return {qkv, groups, 1, d, stride, (heads_.heads_per_group + 1) * d};
+      q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)) {
+  INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
+              "{}: values that are shared or taken from the keys are normed", spec.prefix);
+  if (spec.borrows) {  // released files have them, Hugging Face does not write them again
+    for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) table.add_unused(spec.prefix + name);
   }
-  return {};
+  if (!spec.borrows)
+    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true);
 }
 
-ops::HeadView SelfAttention::out_view(const Tensor& out) const {
-  return {out, heads_.kv_heads.size(), heads_.heads_per_group, spec_.head_dim, heads_.heads_per_group * spec_.head_dim,
-          0};
+int64_t SelfAttention::kv_width() const {
+  return heads_.kv_heads.size() * (spec_.normed_values ? 2 : 1) * spec_.head_dim;
+}
+
+int64_t SelfAttention::group_rows() const {
+  return (heads_.heads_per_group + raw_kv_heads(spec_)) * spec_.head_dim;
+}
+
+// The heads of one kind in the projections' rows.
+ops::HeadView SelfAttention::raw(const Tensor& qkv, Kind kind) const {
+  const int64_t d = spec_.head_dim;
+  const int64_t groups = heads_.kv_heads.size();
+  if (kind == Kind::kQuery) return {qkv, groups, heads_.heads_per_group, d, group_rows(), 0};
+  const bool second = kind == Kind::kValue && !spec_.values_from_keys;
+  return {qkv, groups, 1, d, group_rows(), (heads_.heads_per_group + (second ? 1 : 0)) * d};
+}
+
+// (T, Hq·D): the query heads alone.
+ops::HeadView SelfAttention::per_head(const Tensor& out) const {
+  const int64_t group_width = heads_.heads_per_group * spec_.head_dim;
+  return {out, heads_.kv_heads.size(), heads_.heads_per_group, spec_.head_dim, group_width, 0};
+}
+
+ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
+  const int64_t d = spec_.head_dim;
+  const int64_t groups = heads_.kv_heads.size();
+  return {kv, groups, 1, d, kv_width() / groups, kind == Kind::kValue ? d : 0};
 }
 
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
   return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window};
 }
 
-void SelfAttention::norm_and_rotate(const LayerContext& ctx, const Tensor& qkv, const Tensor& rotated) const {
-  const auto eps = static_cast<float>(spec_.norm_eps);
-  ops::head_norm_rope_forward(ctx.stream, view(qkv, Kind::kQuery), ctx.weights.acquire_forward(q_norm_), eps, &rope_,
-                              ctx.sequence_length, view(rotated, Kind::kQuery));
-  ops::head_norm_rope_forward(ctx.stream, view(qkv, Kind::kKey), ctx.weights.acquire_forward(k_norm_), eps, &rope_,
-                              ctx.sequence_length, view(rotated, Kind::kKey));
+ops::HeadNormRope SelfAttention::query_norm(const LayerContext& ctx) const {
+  return {ctx.weights.acquire_forward(q_norm_), static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
 }
 
-void SelfAttention::attend(const LayerContext& ctx, const Saved& saved) const {
-  const ArenaScope scope(ctx.scratch);
-  const Tensor rotated = ctx.scratch.allocate("q, k rotated", ctx.activation, {ctx.region.tokens(), row()});
-  norm_and_rotate(ctx, saved.qkv, rotated);
-  const auto q = view(rotated, Kind::kQuery);
-  const auto k = view(rotated, Kind::kKey);
-  ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
-      .forward(ctx.stream, params(ctx), q, k, view(saved.qkv, Kind::kValue), out_view(saved.out), saved.lse);
+ops::HeadNormRope SelfAttention::key_norm(const LayerContext& ctx) const {
+  return {ctx.weights.acquire_forward(*k_norm_), static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
 }
 
-Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const {
+ops::HeadNormRope SelfAttention::value_norm() const {
+  return {Tensor(), static_cast<float>(spec_.norm_eps), nullptr, 0};
+}
+
+// Fills shared->kv if this layer provides it; otherwise what it makes is on top of scratch.
+SelfAttention::Heads SelfAttention::prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const {
+  const int64_t tokens = ctx.region.tokens();
+  Heads heads;
+  heads.q = per_head(ctx.scratch.allocate("q rotated", ctx.activation, {tokens, query_width()}));
+  ops::head_norm_rope_forward(ctx.stream, query_norm(ctx), raw(qkv, Kind::kQuery), heads.q);
+  const Tensor kv = shared != nullptr ? shared->kv : ctx.scratch.allocate("k, v", ctx.activation, {tokens, kv_width()});
+  heads.k = final_kv(kv, Kind::kKey);
+  heads.v = spec_.normed_values ? final_kv(kv, Kind::kValue) : raw(qkv, Kind::kValue);
+  if (spec_.borrows) return heads;
+  ops::head_norm_rope_forward(ctx.stream, key_norm(ctx), raw(qkv, Kind::kKey), heads.k);
+  if (spec_.normed_values) {
+    ops::head_norm_rope_forward(ctx.stream, value_norm(), raw(qkv, Kind::kValue), heads.v);
+  }
+  return heads;
+}
+
+Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const {
   const int64_t tokens = ctx.region.tokens();
   saved.qkv = ctx.saved.allocate("qkv", ctx.activation, {tokens, row()});
   saved.out = ctx.saved.allocate("attention out", ctx.activation, {tokens, query_width()});
   saved.lse = ctx.saved.allocate("attention lse", DType::kF32, {tokens, heads_.query_heads.size()});
   qkv_.forward(ctx, x, saved.qkv);
-  attend(ctx, saved);
+  {
+    const ArenaScope scope(ctx.scratch);
+    const Heads heads = prepare(ctx, saved.qkv, shared);
+    ops::choose_attention(ctx.stream.device(), params(ctx), heads.q, heads.k)
+        .forward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse);
+  }
   return out_.forward(ctx, saved.out);
 }
 
-Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const Saved& saved, const Tensor& d_y) const {
+Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, const Saved& saved,
+                               const Tensor& d_y) const {
   const int64_t tokens = ctx.region.tokens();
   const Tensor d_qkv = ctx.scratch.allocate("d_qkv", ctx.activation, {tokens, row()});
   {
@@ -124,26 +165,38 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
     const Tensor d_out = ctx.scratch.allocate("d_attention", ctx.activation, {tokens, query_width()});
     out_.backward(ctx, saved.out, d_y, d_out);
 
-    const Tensor rotated = ctx.scratch.allocate("q, k rotated", ctx.activation, {tokens, row()});
-    norm_and_rotate(ctx, saved.qkv, rotated);
+    const Heads heads = prepare(ctx, saved.qkv, shared);
     const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, heads_.query_heads.size()});
-    const auto q = view(rotated, Kind::kQuery);
-    const auto k = view(rotated, Kind::kKey);
-    const auto d_q = view(d_qkv, Kind::kQuery);
-    const auto d_k = view(d_qkv, Kind::kKey);
-    ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
-        .backward(ctx.stream, params(ctx), q, k, view(saved.qkv, Kind::kValue), out_view(saved.out), saved.lse,
-                  out_view(d_out), delta, d_q, d_k, view(d_qkv, Kind::kValue));
+    const auto d_q = raw(d_qkv, Kind::kQuery);
+    const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, kv_width()});
+    const auto d_v = spec_.normed_values ? final_kv(d_kv, Kind::kValue) : raw(d_qkv, Kind::kValue);
+    ops::choose_attention(ctx.stream.device(), params(ctx), heads.q, heads.k)
+        .backward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse, per_head(d_out),
+                  delta, d_q, final_kv(d_kv, Kind::kKey), d_v);
 
-    const auto eps = static_cast<float>(spec_.norm_eps);
-    ops::head_norm_rope_backward(ctx.stream, d_q, view(saved.qkv, Kind::kQuery), ctx.weights.acquire_backward(q_norm_),
-                                 eps, &rope_, ctx.sequence_length, d_q, ctx.weights.gradient(q_norm_));
-    ops::head_norm_rope_backward(ctx.stream, d_k, view(saved.qkv, Kind::kKey), ctx.weights.acquire_backward(k_norm_),
-                                 eps, &rope_, ctx.sequence_length, d_k, ctx.weights.gradient(k_norm_));
+    ops::head_norm_rope_backward(ctx.stream, query_norm(ctx), d_q, raw(saved.qkv, Kind::kQuery), ops::Write::kSet, d_q,
+                                 ctx.weights.gradient(q_norm_));
     ctx.weights.gradient_done(q_norm_);
-    ctx.weights.gradient_done(k_norm_);
+    if (shared != nullptr) ops::add(ctx.stream, shared->d_kv, d_kv, shared->d_kv);
+    if (!spec_.borrows) {
+      if (shared != nullptr) ops::copy(ctx.stream, shared->d_kv, d_kv);
+      key_value_backward(ctx, saved.qkv, d_kv, d_qkv);
+    }
   }
   return qkv_.backward(ctx, x, d_qkv);
+}
+
+// From the gradients of the final keys and values to those of their raw heads in d_qkv.
+void SelfAttention::key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv,
+                                       const Tensor& d_qkv) const {
+  ops::head_norm_rope_backward(ctx.stream, key_norm(ctx), final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey),
+                               ops::Write::kSet, raw(d_qkv, Kind::kKey), ctx.weights.gradient(*k_norm_));
+  ctx.weights.gradient_done(*k_norm_);
+  if (!spec_.normed_values) return;  // theirs is there already
+  // Values that are the raw keys add to what the keys have left.
+  const auto write = spec_.values_from_keys ? ops::Write::kAdd : ops::Write::kSet;
+  ops::head_norm_rope_backward(ctx.stream, value_norm(), final_kv(d_kv, Kind::kValue), raw(qkv, Kind::kValue), write,
+                               raw(d_qkv, Kind::kValue), Tensor());
 }
 
 }  // namespace invar

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "layers/linear.h"
 #include "ops/attention.h"
 #include "ops/norm.h"
@@ -14,37 +16,61 @@ struct AttentionSpec {
   int64_t query_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  double norm_eps = 1e-6;  // of q_norm and k_norm
-  double scale = 1.0;      // of the scores
-  int64_t window = 0;      // 0: full causal
+  double norm_eps = 1e-6;         // of the head norms
+  double scale = 1.0;             // of the scores
+  int64_t window = 0;             // keys that a query sees, itself included; 0: full causal
+  bool normed_values = false;     // RMSNorm without weight over each value head
+  bool values_from_keys = false;  // the values are the raw keys: no v_proj
+  bool borrows = false;           // keys and values are those of an earlier layer: no k_proj, v_proj, k_norm
+};
+
+// Keys and values that several layers use, in the form attention takes them, and the sum of their gradients.
+struct SharedKv {
+  Tensor kv;    // (T, Hkv of this rank · 2 · D): per KV head [k, v]
+  Tensor d_kv;  // f32, the same shape
 };
 
 // Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition).
 class SelfAttention {
  public:
-  // What backward needs; raw q and k are kept, their normed and rotated forms are computed again.
+  // What backward needs; the projections are kept raw, their normed and rotated forms are computed again.
   struct Saved {
-    Tensor qkv;  // (T, rows of this rank): per KV group [q heads, k, v]
+    Tensor qkv;  // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
     Tensor out;  // (T, Hq·D of this rank)
     Tensor lse;  // f32 (T, Hq of this rank)
   };
 
   SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const ops::RopeTable& rope);
 
-  // x (local, C) -> (local, C).
-  Tensor forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const;
-  // d_y (local, C) -> d_x (local, C).
-  Tensor backward(const LayerContext& ctx, const Tensor& x, const Saved& saved, const Tensor& d_y) const;
+  // x (local, C) -> (local, C). `shared` if the layer borrows (read) or others borrow from it (kv is written), else
+  // null.
+  Tensor forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const;
+  // d_y (local, C) -> d_x (local, C). A borrower adds to shared->d_kv, which its owner, whose backward comes last,
+  // completes and takes.
+  Tensor backward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, const Saved& saved,
+                  const Tensor& d_y) const;
+
+  // Columns of SharedKv on this rank.
+  int64_t kv_width() const;
 
  private:
   enum class Kind { kQuery, kKey, kValue };
-  int64_t row() const { return heads_.kv_heads.size() * (heads_.heads_per_group + 2) * spec_.head_dim; }
+  // What attention takes: rotated q, final k and v.
+  struct Heads {
+    ops::HeadView q, k, v;
+  };
+  int64_t group_rows() const;
+  int64_t row() const { return heads_.kv_heads.size() * group_rows(); }
   int64_t query_width() const { return heads_.query_heads.size() * spec_.head_dim; }
-  ops::HeadView view(const Tensor& qkv, Kind kind) const;
-  ops::HeadView out_view(const Tensor& out) const;
+  ops::HeadView raw(const Tensor& qkv, Kind kind) const;
+  ops::HeadView per_head(const Tensor& out) const;
+  ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;
-  void attend(const LayerContext& ctx, const Saved& saved) const;
-  void norm_and_rotate(const LayerContext& ctx, const Tensor& qkv, const Tensor& rotated) const;
+  ops::HeadNormRope query_norm(const LayerContext& ctx) const;
+  ops::HeadNormRope key_norm(const LayerContext& ctx) const;
+  ops::HeadNormRope value_norm() const;
+  Heads prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const;
+  void key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv, const Tensor& d_qkv) const;
 
   AttentionSpec spec_;
   HeadPartition heads_;
@@ -52,7 +78,7 @@ class SelfAttention {
   ColumnParallelLinear qkv_;
   RowParallelLinear out_;
   WeightId q_norm_;
-  WeightId k_norm_;
+  std::optional<WeightId> k_norm_;
 };
 
 }  // namespace invar

@@ -4,7 +4,6 @@
 
 #include "config/units.h"
 #include "ops/elementwise.h"
-#include "ops/embedding.h"
 #include "parallel/unit_partition.h"
 
 namespace invar {
@@ -35,14 +34,15 @@ VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, co
 void VocabEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& h) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor looked_up = ctx.scratch.allocate("embedding", ctx.activation, {ctx.region.tokens(), h.dim(1)});
-  ops::embedding_forward(ctx.stream, tokens, ctx.weights.acquire_forward(table_.weight), table_.rows, looked_up);
+  ops::embedding_forward(ctx.stream, lookup_, tokens, ctx.weights.acquire_forward(table_.weight), table_.rows,
+                         looked_up);
   ops::copy(ctx.stream, ctx.region.reduce(ctx.stream, ctx.scratch, looked_up, ctx.activation), h);
 }
 
 void VocabEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& d_h) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor d_all = ctx.region.gather(ctx.stream, ctx.scratch, d_h);
-  ops::embedding_backward(ctx.stream, tokens, d_all, table_.rows, ctx.weights.gradient(table_.weight));
+  ops::embedding_backward(ctx.stream, lookup_, tokens, d_all, table_.rows, ctx.weights.gradient(table_.weight));
   ctx.weights.gradient_done(table_.weight);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "layers/layer_context.h"
+#include "ops/embedding.h"
 
 namespace invar {
 
@@ -17,7 +18,7 @@ VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, co
 // Token embedding. Each rank looks up the rows that it holds; the others' are zero, so the sum over ranks is exact.
 class VocabEmbedding {
  public:
-  explicit VocabEmbedding(const VocabTable& table) : table_(table) {}
+  VocabEmbedding(const VocabTable& table, const ops::LookupParams& lookup) : table_(table), lookup_(lookup) {}
 
   // tokens i32 (T) -> h (local, C), written to h.
   void forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& h) const;
@@ -25,6 +26,7 @@ class VocabEmbedding {
 
  private:
   VocabTable table_;
+  ops::LookupParams lookup_;
 };
 
 }  // namespace invar

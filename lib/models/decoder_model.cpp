@@ -1,13 +1,24 @@
 #include "models/decoder_model.h"
 
+#include "models/gemma4.h"
 #include "models/qwen3.h"
 #include "ops/elementwise.h"
 
 namespace invar {
+namespace {
+
+// Hugging Face holds embedding scales in the dtype of the weights.
+double rounded_scale(double scale, DType dtype) {
+  const auto single = static_cast<float>(scale);
+  return dtype == DType::kBF16 ? static_cast<float>(BF16(single)) : single;
+}
+
+}  // namespace
 
 DecoderSpec decoder_spec(const ModelConfig& config) {
   if (config.family == "qwen3") return qwen3_spec(config);
-  throw Error(ErrorKind::kConfig, format("model.family = {} is not supported", config.family), "use qwen3");
+  if (config.family == "gemma4") return gemma4_spec(config);
+  throw Error(ErrorKind::kConfig, format("model.family = {} is not supported", config.family), "use qwen3 or gemma4");
 }
 
 DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const Options& options)
@@ -17,26 +28,31 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
       region_(*groups.tensor, options.sequence_parallel),
       weights_(table_) {
   const VocabTable tokens = add_vocab_table(table_, *groups.tensor, spec.embedding, spec.vocab_size, spec.hidden_size);
-  embedding_ = std::make_unique<VocabEmbedding>(tokens);
+  const ops::LookupParams lookup{static_cast<float>(rounded_scale(spec.embedding_scale, options.dtype)),
+                                 spec.frozen_token};
+  embedding_ = std::make_unique<VocabEmbedding>(tokens, lookup);
+  if (!spec.per_layer.table.empty()) {
+    spec_.per_layer.scale = rounded_scale(spec.per_layer.scale, options.dtype);
+    per_layer_ = std::make_unique<PerLayerEmbedding>(table_, *groups.tensor, spec_.per_layer);
+  }
   for (const LayerSpec& layer : spec.layers) {
-    const ops::RopeTable& rope = ropes_[{layer.rope_theta, layer.attention.head_dim}];
-    layers_.emplace_back(table_, replicas_, layer, rope, options.sequence_parallel);
+    layers_.emplace_back(table_, replicas_, layer, ropes_[layer.rope], options.sequence_parallel);
   }
   final_norm_ = std::make_unique<RmsNorm>(table_, replicas_, spec.final_norm, spec.hidden_size, spec.norm_eps,
                                           options.sequence_parallel);
   head_ = std::make_unique<LmHead>(
       spec.head.empty() ? tokens
-                        : add_vocab_table(table_, *groups.tensor, spec.head, spec.vocab_size, spec.hidden_size));
+                        : add_vocab_table(table_, *groups.tensor, spec.head, spec.vocab_size, spec.hidden_size),
+      spec.softcap);
   saved_.resize(layers_.size());
 }
 
 void DecoderModel::allocate(Arena& parameters, Arena& gradients, Arena& constants) {
   table_.allocate(parameters, gradients, options_.dtype);
-  for (auto& [key, rope] : ropes_) {
-    const auto& [theta, head_dim] = key;
-    rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, head_dim / 2});
-    rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, head_dim / 2});
-    ops::fill_rope_table(rope, theta, head_dim);
+  for (auto& [spec, rope] : ropes_) {
+    rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
+    rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
+    ops::fill_rope_table(rope, spec.theta, spec.head_dim, spec.rotated_pairs);
   }
 }
 
@@ -48,18 +64,48 @@ LayerContext DecoderModel::context(const Workspace& workspace, const MicroBatch&
           batch.sequence_length, sink};
 }
 
+// What outlives a layer of the pass, whatever is recomputed.
+void DecoderModel::allocate_shared(const LayerContext& ctx, bool with_gradient) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (!spec_.layers[i].provides_kv) continue;
+    const int64_t tokens = region_.tokens();
+    SharedKv& shared = shared_kv_[static_cast<int64_t>(i)];
+    shared.kv = ctx.saved.allocate("shared k, v", ctx.activation, {tokens, layers_[i].kv_width()});
+    if (!with_gradient) continue;
+    shared.d_kv = ctx.saved.allocate("d shared k, v", DType::kF32, {tokens, layers_[i].kv_width()});
+    ops::zero(ctx.stream, shared.d_kv);
+  }
+}
+
+DecoderLayer::Shared DecoderModel::shared_with(const LayerContext& ctx, int64_t layer) const {
+  DecoderLayer::Shared shared;
+  const auto kv = shared_kv_.find(spec_.layers[static_cast<size_t>(layer)].kv_source);
+  if (kv != shared_kv_.end()) shared.kv = &kv->second;
+  if (per_layer_ == nullptr) return shared;
+  shared.input = PerLayerEmbedding::of_layer(ctx, per_layer_saved_.inputs, layer);
+  const Tensor& d_inputs = per_layer_saved_.d_inputs;
+  if (d_inputs.defined()) shared.d_input = PerLayerEmbedding::of_layer(ctx, d_inputs, layer);
+  return shared;
+}
+
 Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep) {
   const Range local = region_.local_tokens();
   const auto residual = [&] { return ctx.saved.allocate("h", ctx.activation, {local.size(), spec_.hidden_size}); };
   Tensor h = residual();
   embedding_->forward(ctx, batch.tokens, h);
+  if (per_layer_ != nullptr) {
+    per_layer_saved_ = {};
+    per_layer_->forward(ctx, batch.tokens, h, keep, per_layer_saved_);
+  }
+  allocate_shared(ctx, keep);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Tensor h_out = residual();
+    const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
     if (keep && options_.recompute == RecomputeKind::kNone) {
-      layers_[i].forward(ctx, h, h_out, saved_[i]);
+      layers_[i].forward(ctx, shared, h, h_out, saved_[i]);
     } else {
       const ArenaScope discard(ctx.saved);
-      layers_[i].forward(ctx, h, h_out, saved_[i]);
+      layers_[i].forward(ctx, shared, h, h_out, saved_[i]);
     }
     h = h_out;
     const std::string name = format("hidden.{}", i);
@@ -71,9 +117,15 @@ Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& b
 void DecoderModel::backward_layers(const LayerContext& ctx, const MicroBatch& batch, const Tensor& d_h) {
   for (size_t i = layers_.size(); i-- > 0;) {
     const ArenaScope scope(ctx.saved);
-    if (options_.recompute == RecomputeKind::kFull) layers_[i].forward(ctx, saved_[i].h, Tensor(), saved_[i]);
-    layers_[i].backward(ctx, saved_[i], d_h);
+    const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
+    if (options_.recompute == RecomputeKind::kFull) layers_[i].forward(ctx, shared, saved_[i].h, Tensor(), saved_[i]);
+    layers_[i].backward(ctx, shared, saved_[i], d_h);
+    const std::string name = format("d_kv.{}", i);
+    if (shared.kv != nullptr && ctx.sink != nullptr && ctx.sink->wants(name)) {
+      ctx.sink->record(name, shared.kv->d_kv, 0);
+    }
   }
+  if (per_layer_ != nullptr) per_layer_->backward(ctx, batch.tokens, saved_.front().h, per_layer_saved_, d_h);
   embedding_->backward(ctx, batch.tokens, d_h);
 }
 
@@ -94,7 +146,6 @@ double DecoderModel::forward_backward(const Workspace& workspace, const MicroBat
   const ArenaScope scratch(ctx.scratch);
   const Tensor h = forward_layers(ctx, batch, true);
   const Tensor d_h = ctx.scratch.allocate("d_h", ctx.activation, {h.dim(0), h.dim(1)});
-  ops::zero(ctx.stream, d_h);
   double loss = 0;
   {
     const ArenaScope scope(ctx.scratch);
@@ -103,7 +154,7 @@ double DecoderModel::forward_backward(const Workspace& workspace, const MicroBat
     final_norm_->forward(ctx, h, x, rstd);
     const LmHead::Result result = head_->loss(ctx, x, batch.labels, gradient_scale);
     loss = result.loss_sum;
-    final_norm_->backward(ctx, result.d_x, h, rstd, d_h);
+    final_norm_->backward(ctx, result.d_x, h, rstd, ops::Write::kSet, d_h);
   }
   backward_layers(ctx, batch, d_h);
   return loss;

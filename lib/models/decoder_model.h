@@ -44,6 +44,10 @@ class DecoderModel {
   void allocate(Arena& parameters, Arena& gradients, Arena& constants);
   const ParameterTable& parameters() const { return table_; }
 
+  // A sink is offered, where L is a layer: "hidden.L", its output (local, C); "logits" f32 (n, rows of vocabulary()), a
+  // chunk of tokens at a time; and in backward "d_kv.L" f32 (T, Hkv·2·D), the gradient of the keys and values that L
+  // shares, after L has added its own.
+  //
   // Σ loss over the micro-batch's counted tokens, the same on every rank of the tensor group.
   double evaluate(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink = nullptr);
   // The same, and adds the gradient of gradient_scale · Σ loss to the weights' gradients.
@@ -58,6 +62,8 @@ class DecoderModel {
   // Runs all layers; keeps what backward needs if `keep`. Returns the final residual stream.
   Tensor forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep);
   void backward_layers(const LayerContext& ctx, const MicroBatch& batch, const Tensor& d_h);
+  void allocate_shared(const LayerContext& ctx, bool with_gradient);
+  DecoderLayer::Shared shared_with(const LayerContext& ctx, int64_t layer) const;
 
   DecoderSpec spec_;
   Options options_;
@@ -65,12 +71,17 @@ class DecoderModel {
   TensorRegion region_;
   ParameterTable table_;
   ResidentWeights weights_;
-  std::map<std::pair<double, int64_t>, ops::RopeTable> ropes_;  // by (theta, head_dim)
+  std::map<RopeSpec, ops::RopeTable> ropes_;
   std::unique_ptr<VocabEmbedding> embedding_;
+  std::unique_ptr<PerLayerEmbedding> per_layer_;  // null if the model has none
   std::vector<DecoderLayer> layers_;
   std::unique_ptr<RmsNorm> final_norm_;
   std::unique_ptr<LmHead> head_;
+
+  // Of the pass under way.
   std::vector<DecoderLayer::Saved> saved_;
+  PerLayerEmbedding::Saved per_layer_saved_;
+  std::map<int64_t, SharedKv> shared_kv_;  // by the layer that provides it
 };
 
 // The spec of the configured family.

@@ -19,8 +19,9 @@ DecoderSpec qwen3_spec(const ModelConfig& config) {
     LayerSpec layer;
     layer.norm_eps = config.rms_norm_eps;
     layer.input_norm = prefix + "input_layernorm.weight";
-    layer.post_attention_norm = prefix + "post_attention_layernorm.weight";
-    layer.rope_theta = config.rope_theta;
+    layer.mlp_norm = prefix + "post_attention_layernorm.weight";
+    layer.rope = {config.rope_theta, config.head_dim, config.head_dim / 2};
+    layer.kv_source = i;
     layer.attention.prefix = prefix + "self_attn.";
     layer.attention.hidden_size = config.hidden_size;
     layer.attention.query_heads = config.num_attention_heads;

@@ -4,24 +4,6 @@
 
 namespace invar {
 
-double model_flops_per_step(const ModelConfig& model, int64_t padded_vocab_size, int64_t sequences,
-                            int64_t sequence_length) {
-  const auto real = [](int64_t value) { return static_cast<double>(value); };
-  const double hidden = real(model.hidden_size);
-  const double layers = real(model.num_hidden_layers);
-  const double q_width = real(model.num_attention_heads * model.head_dim);
-  const double kv_width = real(model.num_key_value_heads * model.head_dim);
-  const double tokens = real(sequences) * real(sequence_length);
-
-  // Multiply-adds per token. Forward, input gradient and weight gradient each cost 2 FLOPs for one: hence 6.
-  const double mlp = 3 * hidden * real(model.intermediate_size);
-  const double projections = hidden * (q_width + 2 * kv_width) + q_width * hidden;
-  const double head = hidden * real(padded_vocab_size);
-  // QKᵀ and the product with V: 2 · S multiply-adds per token and q column, of which the causal mask leaves half.
-  const double attention = real(sequence_length) * q_width;
-  return 6 * tokens * (layers * (mlp + projections + attention) + head);
-}
-
 void Throughput::record(double seconds, int64_t tokens) {
   constexpr double kWeight = 0.1;  // of the newest step
   seconds_ = seconds;

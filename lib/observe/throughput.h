@@ -2,15 +2,7 @@
 
 #include <cstdint>
 
-#include "config/config.h"
-
 namespace invar {
-
-// Floating-point operations that the mathematics of one training step needs, 2 per multiply-add, forward and backward:
-// dense projections, causal attention (half of S²) and the head over the padded vocabulary. Not counted: the embedding
-// lookup, norms, and recomputation. As Megatron-LM counts them. Attention is full in every layer.
-double model_flops_per_step(const ModelConfig& model, int64_t padded_vocab_size, int64_t sequences,
-                            int64_t sequence_length);
 
 // Speed and time left, from the duration of each step.
 class Throughput {

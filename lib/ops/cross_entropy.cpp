@@ -1,6 +1,8 @@
 #include "ops/cross_entropy.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 
 #include "ops/cpu/element.h"
 #include "ops/cpu/exp_block.h"
@@ -48,7 +50,9 @@ void sum_exp_cpu(int threads, int64_t n, Columns columns, const float* logits, c
 
 template <class T>
 void gradient_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels,
-                  const float* maximum, const float* sum, float scale, T* d_logits) {
+                  const float* maximum, const float* sum, float scale, float cap, T* d_logits) {
+  const bool capped = cap > 0;
+  const float inverse_cap = capped ? 1.0f / cap : 0.0f;
   cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       const float* row = logits + t * columns.width;
@@ -59,14 +63,33 @@ void gradient_cpu(int threads, int64_t n, Columns columns, const float* logits, 
       const float total = sum[t];
       const auto exponent = [=](int64_t c) { return row[c] - peak; };
       cpu::for_exp_blocks(count, exponent, [=](int64_t first, int64_t size, const float* e) {
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) store(d_row[first + i], e[i] / total * scale);
+        const auto slope = [=](int64_t c) {                          // of the softcap; 1 without one
+          const float share = capped ? row[c] * inverse_cap : 0.0f;  // a logit of −inf too
+          return std::fma(-share, share, 1.0f) * scale;
+        };
         const int64_t i = column - first;
-        if (0 <= i && i < size) store(d_row[column], (e[i] / total - 1.0f) * scale);
+        const bool hit = 0 <= i && i < size;
+        const float d_target = hit ? (e[i] / total - 1.0f) * slope(column) : 0.0f;
+#pragma omp simd
+        for (int64_t j = 0; j < size; ++j) store(d_row[first + j], e[j] / total * slope(first + j));
+        if (hit) store(d_row[column], d_target);
       });
       std::fill(d_row + count, d_row + columns.width, T{});
     }
   });
+}
+
+// x / cap, not x · (1/cap): as Hugging Face rounds it.
+void softcap_cpu(int64_t n, float cap, float* x) {
+  const cpu::Float8 bound = cpu::broadcast(cap);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) cpu::store8(x + i, bound * cpu::tanh(cpu::load8(x + i) / bound));
+  if (i == n) return;
+  const auto bytes = static_cast<size_t>(n - i) * sizeof(float);
+  cpu::Float8 rest{};
+  std::memcpy(&rest, x + i, bytes);
+  rest = bound * cpu::tanh(rest / bound);
+  std::memcpy(x + i, &rest, bytes);
 }
 
 void expect_logits(std::string_view op, const Tensor& logits, Range vocabulary) {
@@ -75,6 +98,16 @@ void expect_logits(std::string_view op, const Tensor& logits, Range vocabulary) 
 }
 
 }  // namespace
+
+void softcap(const Stream& stream, float cap, const Tensor& logits) {
+  constexpr auto kOp = "softcap";
+  INVAR_CHECK(cap > 0, "{}: cap {}", kOp, cap);
+  expect(kOp, "logits", logits, DType::kF32, {logits.dim(0), logits.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&logits})) return;
+  float* x = logits.data<float>();
+  cpu::parallel_for(stream.threads(), logits.numel(), 1,
+                    [=](Range range) { softcap_cpu(range.size(), cap, x + range.begin); });
+}
 
 void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
                 const Tensor& maximum) {
@@ -127,7 +160,7 @@ void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maxi
 }
 
 void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale,
+                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale, float cap,
                      const Tensor& d_logits) {
   constexpr auto kOp = "logits_gradient";
   expect_logits(kOp, logits, vocabulary);
@@ -140,7 +173,7 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
   if (!runs_on_cpu(kOp, stream, {&logits, &labels, &maximum, &sum, &d_logits})) return;
   visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
     gradient_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
-                 labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, d_logits.data<T>());
+                 labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, cap, d_logits.data<T>());
   });
 }
 

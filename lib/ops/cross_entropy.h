@@ -10,6 +10,9 @@ namespace invar::ops {
 // vocabulary_size are padding and count as −inf. labels i32 (n); a negative label counts as masked: its loss and
 // gradient are 0.
 
+// In place, before everything else: logits = cap · tanh(logits / cap).
+void softcap(const Stream& stream, float cap, const Tensor& logits);
+
 // maximum f32 (n), written; −inf for a rank with padding only.
 void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
                 const Tensor& maximum);
@@ -19,10 +22,11 @@ void logits_sum_exp(const Stream& stream, const Tensor& logits, const Tensor& la
 // losses f32 (n) = log(sum) + maximum − target, 0 where masked.
 void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
                   const Tensor& target, const Tensor& losses);
-// d_logits (n, width), f32 or bf16 = (exp(logit − maximum)/sum − onehot) · scale, 0 where masked or padded. May be
-// the logits' own buffer if f32.
+// d_logits (n, width), f32 or bf16 = (exp(logit − maximum)/sum − onehot) · scale, 0 where masked or padded. With a cap
+// (0: none) the logits are softcapped ones, and the gradient is that of the logits before: times 1 − (logit/cap)².
+// May be the logits' own buffer if f32.
 void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale,
+                     int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, float scale, float cap,
                      const Tensor& d_logits);
 
 }  // namespace invar::ops

@@ -95,6 +95,20 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
   });
 }
 
+void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x) {
+  constexpr auto kOp = "scale_by";
+  expect(kOp, "factor", factor, x.dtype(), {1});
+  if (!runs_on_cpu(kOp, stream, {&factor, &x})) return;
+  visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
+    T* out = x.data<T>();
+    const float by = load(factor.data<T>()[0]);
+    cpu::parallel_for(stream.threads(), x.numel(), 1, [=](Range range) {
+#pragma omp simd
+      for (int64_t i = range.begin; i < range.end; ++i) store(out[i], load(out[i]) * by);
+    });
+  });
+}
+
 double sum_of_squares(const Stream& stream, const Tensor& x) {
   expect_f32("sum_of_squares", x);
   if (!runs_on_cpu("sum_of_squares", stream, {&x})) return 0;

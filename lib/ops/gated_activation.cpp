@@ -24,46 +24,65 @@ struct Silu {
   }
 };
 
-// A row of gate_up is [gate, up] blocks; the blocks of all rows are contiguous, so rows need not be told apart.
+// 0.5·(1 + tanh u) = σ(2u).
+struct GeluTanh {
+  static constexpr float kTwoC = 1.59576912f;  // 2·√(2/π)
+  static constexpr float kCubic = 0.044715f;
+  static float exponent(float x) { return -kTwoC * x * std::fma(kCubic * x, x, 1.0f); }
+  static float value(float x, float e) { return x / (1.0f + e); }
+  static float derivative(float x, float e) {
+    const float sigmoid = 1.0f / (1.0f + e);
+    const float slope = kTwoC * std::fma(3.0f * kCubic * x, x, 1.0f);
+    return sigmoid * std::fma(x * slope, 1.0f - sigmoid, 1.0f);
+  }
+};
+
+// n neighbours: y = act(gate) · up.
 template <class Act, class T>
-void forward_cpu(int threads, int64_t blocks, int64_t width, const T* gate_up, T* out) {
-  cpu::parallel_for(threads, blocks, width, [=](Range range) {
-    for (int64_t block = range.begin; block < range.end; ++block) {
-      const T* gate = gate_up + block * 2 * width;
-      const T* up = gate + width;
-      T* y = out + block * width;
-      const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
-      cpu::for_exp_blocks(width, exponent, [=](int64_t first, int64_t count, const float* e) {
+void forward_run(int64_t n, const T* gate, const T* up, T* y) {
+  const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
+  cpu::for_exp_blocks(n, exponent, [=](int64_t first, int64_t count, const float* e) {
 #pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          store(y[first + i], Act::value(load(gate[first + i]), e[i]) * load(up[first + i]));
-        }
-      });
+    for (int64_t i = 0; i < count; ++i) {
+      store(y[first + i], Act::value(load(gate[first + i]), e[i]) * load(up[first + i]));
     }
   });
 }
 
 template <class Act, class T>
-void backward_cpu(int threads, int64_t blocks, int64_t width, const T* d_out, const T* gate_up, T* d_gate_up) {
+void backward_run(int64_t n, const T* dy, const T* gate, const T* up, T* d_gate, T* d_up) {
+  const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
+  cpu::for_exp_blocks(n, exponent, [=](int64_t first, int64_t count, const float* e) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t c = first + i;
+      const float g = load(gate[c]);
+      const float d = load(dy[c]);
+      const float d_value = d * load(up[c]);
+      store(d_gate[c], d_value * Act::derivative(g, e[i]));
+      store(d_up[c], d * Act::value(g, e[i]));
+    }
+  });
+}
+
+// A row of gate_up is [gate, up] blocks; the blocks of all rows are contiguous, so rows need not be told apart.
+template <class Act, class T>
+void forward_blocks(int threads, int64_t blocks, int64_t width, const T* gate_up, T* out) {
   cpu::parallel_for(threads, blocks, width, [=](Range range) {
     for (int64_t block = range.begin; block < range.end; ++block) {
       const T* gate = gate_up + block * 2 * width;
-      const T* up = gate + width;
-      const T* dy = d_out + block * width;
+      forward_run<Act>(width, gate, gate + width, out + block * width);
+    }
+  });
+}
+
+template <class Act, class T>
+void backward_blocks(int threads, int64_t blocks, int64_t width, const T* d_out, const T* gate_up, T* d_gate_up) {
+  cpu::parallel_for(threads, blocks, width, [=](Range range) {
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      const T* gate = gate_up + block * 2 * width;
       T* d_gate = d_gate_up + block * 2 * width;
-      T* d_up = d_gate + width;
-      const auto exponent = [=](int64_t i) { return Act::exponent(load(gate[i])); };
-      cpu::for_exp_blocks(width, exponent, [=](int64_t first, int64_t count, const float* e) {
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t c = first + i;
-          const float g = load(gate[c]);
-          const float d = load(dy[c]);
-          const float d_value = d * load(up[c]);
-          store(d_gate[c], d_value * Act::derivative(g, e[i]));
-          store(d_up[c], d * Act::value(g, e[i]));
-        }
-      });
+      backward_run<Act>(width, d_out + block * width, gate, gate + width, d_gate, d_gate + width);
     }
   });
 }
@@ -73,6 +92,8 @@ void visit_activation(Activation activation, F&& f) {
   switch (activation) {
     case Activation::kSilu:
       return f(Silu{});
+    case Activation::kGeluTanh:
+      return f(GeluTanh{});
   }
 }
 
@@ -95,7 +116,7 @@ void gated_activation_forward(const Stream& stream, Activation activation, const
   if (!runs_on_cpu(kOp, stream, {&gate_up, &out})) return;
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
-      forward_cpu<Act>(stream.threads(), blocks, width, gate_up.data<T>(), out.data<T>());
+      forward_blocks<Act>(stream.threads(), blocks, width, gate_up.data<T>(), out.data<T>());
     });
   });
 }
@@ -108,7 +129,44 @@ void gated_activation_backward(const Stream& stream, Activation activation, cons
   if (!runs_on_cpu(kOp, stream, {&d_out, &gate_up, &d_gate_up})) return;
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
-      backward_cpu<Act>(stream.threads(), blocks, width, d_out.data<T>(), gate_up.data<T>(), d_gate_up.data<T>());
+      backward_blocks<Act>(stream.threads(), blocks, width, d_out.data<T>(), gate_up.data<T>(), d_gate_up.data<T>());
+    });
+  });
+}
+
+void gate_forward(const Stream& stream, Activation activation, const Tensor& gate, const Tensor& value,
+                  const Tensor& out) {
+  constexpr auto kOp = "gate_forward";
+  expect_float(kOp, "gate", gate, 2);
+  expect(kOp, "value", value, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  expect(kOp, "out", out, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&gate, &value, &out})) return;
+  visit_activation(activation, [&]<class Act>(Act) {
+    visit_float(kOp, gate.dtype(), [&]<class T>(std::type_identity<T>) {
+      cpu::parallel_for(stream.threads(), gate.numel(), 1, [&](Range range) {
+        const int64_t at = range.begin;
+        forward_run<Act>(range.size(), gate.data<T>() + at, value.data<T>() + at, out.data<T>() + at);
+      });
+    });
+  });
+}
+
+void gate_backward(const Stream& stream, Activation activation, const Tensor& d_out, const Tensor& gate,
+                   const Tensor& value, const Tensor& d_gate, const Tensor& d_value) {
+  constexpr auto kOp = "gate_backward";
+  expect_float(kOp, "gate", gate, 2);
+  expect(kOp, "d_out", d_out, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  expect(kOp, "value", value, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  expect(kOp, "d_gate", d_gate, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  expect(kOp, "d_value", d_value, gate.dtype(), {gate.dim(0), gate.dim(1)});
+  if (!runs_on_cpu(kOp, stream, {&d_out, &gate, &value, &d_gate, &d_value})) return;
+  visit_activation(activation, [&]<class Act>(Act) {
+    visit_float(kOp, gate.dtype(), [&]<class T>(std::type_identity<T>) {
+      cpu::parallel_for(stream.threads(), gate.numel(), 1, [&](Range range) {
+        const int64_t at = range.begin;
+        backward_run<Act>(range.size(), d_out.data<T>() + at, gate.data<T>() + at, value.data<T>() + at,
+                          d_gate.data<T>() + at, d_value.data<T>() + at);
+      });
     });
   });
 }

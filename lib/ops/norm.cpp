@@ -22,11 +22,21 @@ float reciprocal_rms(const T* x, int64_t n, float eps) {
   return 1.0f / std::sqrt(squares / static_cast<float>(n) + eps);
 }
 
+// A norm's weight: one factor per column, or none.
+template <class T>
+struct Weighted {
+  float operator[](int64_t i) const { return load(data[i]); }
+  const T* data;
+};
+struct Weightless {
+  float operator[](int64_t) const { return 1.0f; }
+};
+
 // mean(g·u) with g = d_y·weight, u = x·rstd.
-template <class D, class T>
-float mean_of_projection(const D* d_y, const T* weight, const T* x, float rstd, int64_t n) {
-  const float total = lane_sum(
-      n, [=](int64_t i, float sum) { return std::fma(load(d_y[i]) * load(weight[i]), load(x[i]) * rstd, sum); });
+template <class D, class Factors, class T>
+float mean_of_projection(const D* d_y, Factors weight, const T* x, float rstd, int64_t n) {
+  const float total =
+      lane_sum(n, [=](int64_t i, float sum) { return std::fma(load(d_y[i]) * weight[i], load(x[i]) * rstd, sum); });
   return total / static_cast<float>(n);
 }
 
@@ -47,7 +57,7 @@ void rms_norm_forward_cpu(int threads, int64_t tokens, int64_t width, const T* x
 
 template <class T>
 void rms_norm_backward_cpu(int threads, int64_t tokens, int64_t width, const T* d_y, const T* x, const T* weight,
-                           const float* rstd, T* d_x, float* d_weight) {
+                           const float* rstd, Write write, T* d_x, float* d_weight) {
   cpu::parallel_columns(threads, width, tokens, [=](Range columns) {
     for (int64_t t = 0; t < tokens; ++t) {
       const T* dy = d_y + t * width;
@@ -65,12 +75,13 @@ void rms_norm_backward_cpu(int threads, int64_t tokens, int64_t width, const T* 
       const T* in = x + t * width;
       T* dx = d_x + t * width;
       const float r = rstd[t];
-      const float mean = mean_of_projection(dy, weight, in, r, width);
+      const float mean = mean_of_projection(dy, Weighted<T>{weight}, in, r, width);
 #pragma omp simd
       for (int64_t c = 0; c < width; ++c) {
         const float g = load(dy[c]) * load(weight[c]);
         const float u = load(in[c]) * r;
-        store(dx[c], std::fma(r, std::fma(-u, mean, g), load(dx[c])));
+        const float before = write == Write::kAdd ? load(dx[c]) : 0.0f;
+        store(dx[c], std::fma(r, std::fma(-u, mean, g), before));
       }
     }
   });
@@ -123,8 +134,8 @@ void write_head(const Value& value, const float* cos, const float* sin, int64_t 
   }
 }
 
-template <class T>
-void head_norm_rope_forward_cpu(int threads, int64_t tokens, HeadRows<T> in, const T* weight, float eps,
+template <class T, class Factors>
+void head_norm_rope_forward_cpu(int threads, int64_t tokens, HeadRows<T> in, Factors weight, float eps,
                                 Rotation rotation, HeadRows<T> out) {
   const int64_t head_dim = in.head_dim;
   cpu::parallel_for(threads, tokens * in.heads, head_dim, [=](Range rows) {
@@ -133,13 +144,9 @@ void head_norm_rope_forward_cpu(int threads, int64_t tokens, HeadRows<T> in, con
       const int64_t angles = rotation ? rotation.row(index / in.heads) : 0;
       const float* cos = rotation ? rotation.cos + angles : nullptr;
       const float* sin = rotation ? rotation.sin + angles : nullptr;
-      if (weight) {
-        const float rstd = reciprocal_rms(x, head_dim, eps);
-        const auto normed = [=](int64_t i) { return load(x[i]) * rstd * load(weight[i]); };
-        write_head(normed, cos, sin, head_dim, out.row(index));
-      } else {
-        write_head([=](int64_t i) { return load(x[i]); }, cos, sin, head_dim, out.row(index));
-      }
+      const float rstd = reciprocal_rms(x, head_dim, eps);
+      const auto normed = [=](int64_t i) { return load(x[i]) * rstd * weight[i]; };
+      write_head(normed, cos, sin, head_dim, out.row(index));
     }
   });
 }
@@ -157,22 +164,24 @@ void rotate_back(const T* d_out, const float* cos, const float* sin, int64_t hal
 }
 
 // d_in of one head from the gradient of its normed value, which is replaced by the terms of d_weight.
-template <class T>
-void head_norm_backward(const T* in, const T* weight, float eps, int64_t head_dim, float* d_normed, T* d_in) {
+template <class T, class Factors>
+void head_norm_backward(const T* in, Factors weight, float eps, int64_t head_dim, float* d_normed, Write write,
+                        T* d_in) {
   const float rstd = reciprocal_rms(in, head_dim, eps);
   const float mean = mean_of_projection(d_normed, weight, in, rstd, head_dim);
 #pragma omp simd
   for (int64_t i = 0; i < head_dim; ++i) {
     const float u = load(in[i]) * rstd;
-    const float g = d_normed[i] * load(weight[i]);
-    store(d_in[i], rstd * std::fma(-u, mean, g));
+    const float g = d_normed[i] * weight[i];
+    const float before = write == Write::kAdd ? load(d_in[i]) : 0.0f;
+    store(d_in[i], std::fma(rstd, std::fma(-u, mean, g), before));
     d_normed[i] *= u;
   }
 }
 
-template <class T>
-void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out, HeadRows<T> in, const T* weight,
-                                 float eps, Rotation rotation, HeadRows<T> d_in, float* d_weight) {
+template <class T, class Factors>
+void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out, HeadRows<T> in, Factors weight,
+                                 float eps, Rotation rotation, Write write, HeadRows<T> d_in, float* d_weight) {
   // A block of rows at a time, so that the terms of d_weight, summed per column, stay in cache.
   constexpr int64_t kBlockRows = 256;
   const int64_t head_dim = in.head_dim;
@@ -193,14 +202,10 @@ void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out,
         } else {
           for (int64_t i = 0; i < head_dim; ++i) d_normed[i] = load(d[i]);
         }
-        if (weight) {
-          head_norm_backward(in.row(index), weight, eps, head_dim, d_normed, out);
-        } else {
-          for (int64_t i = 0; i < head_dim; ++i) store(out[i], d_normed[i]);
-        }
+        head_norm_backward(in.row(index), weight, eps, head_dim, d_normed, write, out);
       }
     });
-    if (!weight) continue;
+    if (d_weight == nullptr) continue;
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t i = 0; i < head_dim; ++i) d_weight[i] += terms[r * head_dim + i];
     }
@@ -216,9 +221,10 @@ void expect_rope(std::string_view op, const RopeTable* rope, int64_t sequence_le
   expect(op, "rope sin", rope->sin, DType::kF32, {rope->cos.dim(0), head_dim / 2});
 }
 
-template <class T>
-T* data_or_null(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data<T>() : nullptr;
+void expect_params(std::string_view op, const HeadNormRope& params, const HeadView& in) {
+  expect_heads(op, "in", in);
+  if (params.weight.defined()) expect(op, "weight", params.weight, in.buffer.dtype(), {in.head_dim});
+  expect_rope(op, params.rope, params.sequence_length, in.head_dim);
 }
 
 }  // namespace
@@ -238,7 +244,7 @@ void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weigh
 }
 
 void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const Tensor& d_x, const Tensor& d_weight) {
+                       const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight) {
   constexpr auto kOp = "rms_norm_backward";
   expect_float(kOp, "x", x, 2);
   expect(kOp, "d_y", d_y, x.dtype(), {x.dim(0), x.dim(1)});
@@ -249,21 +255,22 @@ void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x,
   if (!runs_on_cpu(kOp, stream, {&d_y, &x, &weight, &rstd, &d_x, &d_weight})) return;
   visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
     rms_norm_backward_cpu(stream.threads(), x.dim(0), x.dim(1), d_y.data<T>(), x.data<T>(), weight.data<T>(),
-                          rstd.data<float>(), d_x.data<T>(), d_weight.data<float>());
+                          rstd.data<float>(), write, d_x.data<T>(), d_weight.data<float>());
   });
 }
 
-void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim) {
+void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim, int64_t rotated_pairs) {
   constexpr auto kOp = "fill_rope_table";
   INVAR_CHECK(table.cos.dims() == 2 && head_dim > 0, "{}: cos is {}, head_dim {}", kOp, table.cos.describe(), head_dim);
   expect_rope(kOp, &table, table.cos.dim(0), head_dim);
   const int64_t half = head_dim / 2;
+  INVAR_CHECK(0 <= rotated_pairs && rotated_pairs <= half, "{}: {} pairs turn of {}", kOp, rotated_pairs, half);
   if (!runs_on_cpu(kOp, Stream(table.cos.device()), {&table.cos, &table.sin})) return;
   float* cos = table.cos.data<float>();
   float* sin = table.sin.data<float>();
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
-    const auto inv_freq = static_cast<float>(std::pow(theta, exponent));
+    const auto inv_freq = i < rotated_pairs ? static_cast<float>(std::pow(theta, exponent)) : 0.0f;
     for (int64_t position = 0; position < table.cos.dim(0); ++position) {
       const float angle = static_cast<float>(position) * inv_freq;
       cos[position * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
@@ -272,37 +279,38 @@ void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim) {
   }
 }
 
-void head_norm_rope_forward(const Stream& stream, const HeadView& in, const Tensor& weight, float eps,
-                            const RopeTable* rope, int64_t sequence_length, const HeadView& out) {
+void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, const HeadView& in, const HeadView& out) {
   constexpr auto kOp = "head_norm_rope_forward";
-  expect_heads(kOp, "in", in);
+  expect_params(kOp, params, in);
   expect_heads_like(kOp, "out", out, in);
-  if (weight.defined()) expect(kOp, "weight", weight, in.buffer.dtype(), {in.head_dim});
-  expect_rope(kOp, rope, sequence_length, in.head_dim);
-  if (!runs_on_cpu(kOp, stream, {&in.buffer, &weight, &out.buffer})) return;
+  if (!runs_on_cpu(kOp, stream, {&in.buffer, &params.weight, &out.buffer})) return;
+  const Rotation rotation(params.rope, params.sequence_length);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
-    head_norm_rope_forward_cpu<T>(stream.threads(), in.tokens(), HeadRows<T>(in), data_or_null<T>(weight), eps,
-                                  Rotation(rope, sequence_length), HeadRows<T>(out));
+    const auto run = [&](auto weight) {
+      head_norm_rope_forward_cpu(stream.threads(), in.tokens(), HeadRows<T>(in), weight, params.eps, rotation,
+                                 HeadRows<T>(out));
+    };
+    params.weight.defined() ? run(Weighted<T>{params.weight.data<T>()}) : run(Weightless{});
   });
 }
 
-void head_norm_rope_backward(const Stream& stream, const HeadView& d_out, const HeadView& in, const Tensor& weight,
-                             float eps, const RopeTable* rope, int64_t sequence_length, const HeadView& d_in,
-                             const Tensor& d_weight) {
+void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, const HeadView& d_out,
+                             const HeadView& in, Write write, const HeadView& d_in, const Tensor& d_weight) {
   constexpr auto kOp = "head_norm_rope_backward";
-  expect_heads(kOp, "in", in);
+  expect_params(kOp, params, in);
   expect_heads_like(kOp, "d_out", d_out, in);
   expect_heads_like(kOp, "d_in", d_in, in);
-  if (weight.defined()) {
-    expect(kOp, "weight", weight, in.buffer.dtype(), {in.head_dim});
-    expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
-  }
-  expect_rope(kOp, rope, sequence_length, in.head_dim);
-  if (!runs_on_cpu(kOp, stream, {&d_out.buffer, &in.buffer, &weight, &d_in.buffer, &d_weight})) return;
+  INVAR_CHECK(params.weight.defined() == d_weight.defined(), "{}: a weight and its gradient come together", kOp);
+  if (d_weight.defined()) expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
+  if (!runs_on_cpu(kOp, stream, {&d_out.buffer, &in.buffer, &params.weight, &d_in.buffer, &d_weight})) return;
+  const Rotation rotation(params.rope, params.sequence_length);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
-    head_norm_rope_backward_cpu<T>(stream.threads(), in.tokens(), HeadRows<T>(d_out), HeadRows<T>(in),
-                                   data_or_null<T>(weight), eps, Rotation(rope, sequence_length), HeadRows<T>(d_in),
-                                   data_or_null<float>(d_weight));
+    const auto run = [&](auto weight, float* gradient) {
+      head_norm_rope_backward_cpu(stream.threads(), in.tokens(), HeadRows<T>(d_out), HeadRows<T>(in), weight,
+                                  params.eps, rotation, write, HeadRows<T>(d_in), gradient);
+    };
+    params.weight.defined() ? run(Weighted<T>{params.weight.data<T>()}, d_weight.data<float>())
+                            : run(Weightless{}, nullptr);
   });
 }
 

@@ -10,28 +10,38 @@ namespace invar::ops {
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
                       const Tensor& rstd);
 
-// With u = x·rstd, g = dy·weight: dx = rstd·(g − u·mean(g·u)) is added to d_x; d_weight += Σ_tokens dy·u.
-// d_x has x's dtype and holds the gradient of the residual path on entry. d_weight f32 (C); tokens are summed
-// in ascending order per column, whatever the thread count.
-void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, const Tensor& d_x, const Tensor& d_weight);
+// Whether a gradient is written or added to what is there.
+enum class Write : bool { kSet, kAdd };
 
-// cos and sin of position · theta^(-2i/D): f32 (S, D/2) each. inv_freq in fp32, angles and functions from fp64 of
+// With u = x·rstd, g = dy·weight: dx = rstd·(g − u·mean(g·u)) is written or added to d_x, which has x's dtype;
+// d_weight += Σ_tokens dy·u. d_weight f32 (C); tokens are summed in ascending order per column, whatever the thread
+// count. With kSet, d_x may be d_y's own buffer.
+void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
+                       const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight);
+
+// cos and sin of position · inv_freq(i): f32 (S, D/2) each, inv_freq(i) = theta^(-2i/D) for i < rotated_pairs, else 0
+// (proportional RoPE: those pairs stand still; D/2 turns all). inv_freq in fp32, angles and functions from fp64 of
 // that product rounded to fp32.
 struct RopeTable {
   Tensor cos;
   Tensor sin;
 };
-void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim);
+void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim, int64_t rotated_pairs);
 
-// Per head: RMSNorm over D (skipped if weight is undefined), then rotate-half RoPE (pairs (i, i + D/2); skipped if
-// rope is null) at position t mod sequence_length. fp32 inside, one rounding. in and out may be the same buffer.
-void head_norm_rope_forward(const Stream& stream, const HeadView& in, const Tensor& weight, float eps,
-                            const RopeTable* rope, int64_t sequence_length, const HeadView& out);
-// d_in from d_out and the raw input `in`; d_weight f32 (D) += Σ over tokens (ascending) and heads (ascending within a
-// token). d_in and d_out may be the same buffer.
-void head_norm_rope_backward(const Stream& stream, const HeadView& d_out, const HeadView& in, const Tensor& weight,
-                             float eps, const RopeTable* rope, int64_t sequence_length, const HeadView& d_in,
-                             const Tensor& d_weight);
+// What happens to a head before attention: RMSNorm over D, with a weight (D) or without one (undefined), then
+// rotate-half RoPE (pairs (i, i + D/2)) at position t mod sequence_length, if there is a table.
+struct HeadNormRope {
+  Tensor weight;
+  float eps = 1e-6f;
+  const RopeTable* rope = nullptr;
+  int64_t sequence_length = 0;
+};
+
+// fp32 inside, one rounding. in and out may be the same buffer.
+void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, const HeadView& in, const HeadView& out);
+// d_in from d_out and the raw input `in`; d_weight f32 (D), if there is a weight, += Σ over tokens (ascending) and
+// heads (ascending within a token). d_in and d_out may be the same buffer.
+void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, const HeadView& d_out,
+                             const HeadView& in, Write write, const HeadView& d_in, const Tensor& d_weight);
 
 }  // namespace invar::ops

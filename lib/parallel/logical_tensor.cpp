@@ -44,10 +44,10 @@ void copy_run_to_logical(const Parameter& parameter, const RowRun& run, std::spa
     std::copy(stored.begin(), stored.end(), logical.begin() + run.global.begin * cols);
     return;
   }
-  const int64_t width = parameter.rows();  // columns of the logical tensor
   for (int64_t i = 0; i < run.global.size(); ++i) {
     for (int64_t col = 0; col < cols; ++col) {
-      logical[static_cast<size_t>(col * width + run.global.begin + i)] = stored[static_cast<size_t>(i * cols + col)];
+      const auto at = static_cast<size_t>(parameter.logical_index(run.global.begin + i, col));
+      logical[at] = stored[static_cast<size_t>(i * cols + col)];
     }
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,19 +21,27 @@ enum class Init : uint8_t { kNormal, kOnes };
 
 // A logical tensor (Hugging Face name and shape) and the part of it that this rank holds. Storage is unit-major: the
 // sharded dim is the slow one, so any run of units is a run of rows. A tensor that is sharded on its last dim
-// (row-parallel) is stored transposed.
+// (row-parallel) is stored transposed: a row of storage is a block of columns (one, unless column_block says more), its
+// elements being those of logical row 0, then of row 1, ...
 struct Parameter {
   std::string name;
   std::vector<int64_t> shape;  // one or two dims
-  bool transposed = false;     // stored (shape[1], shape[0])
+  bool transposed = false;     // stored (shape[1] / column_block, shape[0] · column_block)
+  int64_t column_block = 1;    // of a transposed one
   Init init = Init::kNormal;
   std::vector<RowRun> runs;
   Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
   bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it
+  bool trained = true;               // false: a constant of the checkpoint; its gradient stays zero
 
-  int64_t rows() const { return transposed ? shape[1] : shape[0]; }  // of the unit-major form
-  int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] : shape[1]); }
+  int64_t rows() const { return transposed ? shape[1] / column_block : shape[0]; }  // of the unit-major form
+  int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] * column_block : shape[1]); }
   int64_t numel() const { return rows() * cols(); }
+  // Index in the logical tensor, row-major, of an element of the unit-major form.
+  int64_t logical_index(int64_t row, int64_t col) const {
+    if (!transposed) return row * cols() + col;
+    return col / column_block * shape[1] + row * column_block + col % column_block;
+  }
   // Of several equal copies one counts in norms and sums over the world.
   bool counted() const { return replicas == nullptr || replicas->rank() == 0; }
 };
@@ -59,6 +68,9 @@ class ParameterTable {
  public:
   // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
   WeightId add(Weight weight);
+  // A tensor that files of this model may carry though the model does not use it.
+  void add_unused(std::string name) { unused_.insert(std::move(name)); }
+  const std::set<std::string>& unused() const { return unused_; }
 
   // Lays out and cuts the buffers from the arenas. Order: as added, then those with replicas on every rank, so that
   // gradients to be summed over a group are neighbours.
@@ -81,6 +93,7 @@ class ParameterTable {
  private:
   std::vector<Weight> weights_;
   std::vector<WeightId> layout_;
+  std::set<std::string> unused_;
   int64_t flat_size_ = 0;
   Tensor flat_values_;
   Tensor flat_gradients_;

@@ -198,6 +198,7 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
 void StepDump::write_gradients(const TrainState& state) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
+      if (!parameter.trained) continue;
       OwnedRows mine = owned_rows(state, groups_.data->rank(), weight, parameter);
       const std::vector<float> logical =
           collect_runs(*groups_.world, state.stream(), parameter, mine.runs, std::move(mine.values));

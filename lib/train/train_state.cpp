@@ -113,6 +113,20 @@ MemorySizes measure_memory(const Config& config, const Topology& topology, int w
   return rank.state.used();
 }
 
+ParameterCounts count_parameters(const Config& config) {
+  Config alone = config;
+  alone.parallel.tensor = 1;
+  TrafficTable ignored;
+  const MetaRank rank(alone, Topology{}, 0, &ignored);
+  ParameterCounts counts;
+  for (const Weight& weight : rank.state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      (parameter.trained ? counts.trained : counts.constant) += parameter.numel();
+    }
+  }
+  return counts;
+}
+
 void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader) {
   TrafficTable ignored;
   const MetaRank rank(config, topology, world_rank, &ignored);

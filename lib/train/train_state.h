@@ -75,6 +75,13 @@ class TrainState {
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,
                            TrafficTable* traffic = nullptr);
 
+// Elements of the whole model, at any layout.
+struct ParameterCounts {
+  int64_t trained = 0;
+  int64_t constant = 0;  // of the checkpoint, applied but not trained
+};
+ParameterCounts count_parameters(const Config& config);
+
 // Refuses weights that load_hf_weights() would refuse, without memory for them. Not collective.
 void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader);
 

@@ -10,8 +10,8 @@
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
-#include "config/units.h"
 #include "device/memory.h"
+#include "models/model_flops.h"
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
@@ -133,9 +133,8 @@ void Trainer::run(Log& log) {
   TrainState state(config_, groups_, stream_, memory);
   fill_weights(state);
 
-  const double flops =
-      model_flops_per_step(config_.model, padded_vocab_size(config_.model.vocab_size),
-                           global_batch_size(config_, groups_.world->size()), config_.train.sequence_length);
+  const double flops = model_flops_per_step(
+      decoder_spec(config_.model), global_batch_size(config_, groups_.world->size()), config_.train.sequence_length);
   Output output{log, Throughput(flops, groups_.world->size()), nullptr};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));

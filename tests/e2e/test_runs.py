@@ -279,8 +279,9 @@ class Export(ExportedRun):
 
 
 class Plan(JobTest):
-    # Hugging Face's counts of the released models.
-    PARAMETERS = {"qwen3_0.6b": 596049920, "qwen3_1.7b": 1720574976, "qwen3_4b": 4022468096, "qwen3_8b": 8190735360,
+    # Hugging Face's counts of the models, Gemma's without its layer scalars, which are buffers there.
+    PARAMETERS = {"gemma4_e2b": 4628569344, "gemma4_e4b": 7463013376, "gemma4_12b": 11907350272,
+                  "gemma4_31b": 30697345280, "qwen3_0.6b": 596049920, "qwen3_1.7b": 1720574976, "qwen3_4b": 4022468096, "qwen3_8b": 8190735360,
                   "qwen3_14b": 14768307200, "qwen3_32b": 32762123264}
 
     def plan(self, config, world, *overrides):
@@ -304,8 +305,20 @@ class Plan(JobTest):
                     outcome = self.plan(config, world, *fit)
                     self.assertEqual(outcome.code, 0, outcome)
                     self.assertRegex(outcome.stdout, rf"(?m)^ranks +{world} = tensor \d+ x data \d+$")
-                    count = int(re.search(r"^parameters +([\d,]+)$", outcome.stdout, re.M)[1].replace(",", ""))
+                    found = re.search(r"^parameters +([\d,]+)( and \d+ untrained)?$", outcome.stdout, re.M)
+                    count = int(found[1].replace(",", ""))
                     self.assertEqual(count, self.PARAMETERS.get(config.stem, count))
+
+    def test_tensor_parallelism_shares_the_per_layer_table(self):
+        """2.8 of E4B's 7.5 billion parameters: were each rank to hold them all, memory would not fall like this."""
+        held = {}
+        for tensor in (1, 2, 4, 8):
+            out = self.plan(ROOT / "configs" / "gemma4_e4b.yaml", 8, f"parallel.tensor={tensor}",
+                            f"parallel.sequence={'true' if tensor > 1 else 'false'}").stdout
+            held[tensor] = float(re.search(r"^ +0 +([\d.]+)", out, re.M)[1])
+            self.assertIn(f"per-layer   0-{256 // tensor - 1}", out)
+        for tensor in (2, 4, 8):
+            self.assertLess(held[tensor], 1.1 * held[1] / tensor)  # beyond two ranks KV heads are copied
 
     def test_refuses_bad_worlds(self):
         config = ROOT / "configs" / "qwen3_8b.yaml"

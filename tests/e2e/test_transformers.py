@@ -9,7 +9,7 @@ import sys
 import unittest
 
 import test_runs
-from invar_job import REFERENCE, ROOT, JobTest
+from invar_job import REFERENCE, ROOT, SMALL, JobTest, to_yaml
 
 needs_transformers = unittest.skipUnless(
     all(map(importlib.util.find_spec, ("torch", "transformers", "safetensors"))),
@@ -62,6 +62,16 @@ class Transformers(test_runs.ExportedRun):
             logits = model(tokens[:, :-1]).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
         self.assertAlmostEqual(loss, losses[-1], delta=1e-5)
+
+
+class TransformersGemma4(Transformers):
+    """The same for a Gemma 4 with all that its small sizes have."""
+
+    def periodic(self, **sections):
+        fields = {**SMALL, "model": {"hf_path": REFERENCE / "gemma4_batch16", "init": "hf"}, **sections,
+                  "train": {**SMALL["train"], **sections["train"]},
+                  "data": {"kind": "tokens", "path": "periodic.bin", "token_dtype": "uint16"}}
+        return self.write("run.yaml", to_yaml(fields))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <functional>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 
 namespace invar {
 
-// Passes every call on to another communicator, but lets a test step in before and after each all_reduce.
+// Passes every call on to another communicator, but lets a test step in before and after each sum.
 class WrappedCommunicator : public Communicator {
  public:
   // Called with the buffer; what it returns is called after the sum.
@@ -17,6 +19,9 @@ class WrappedCommunicator : public Communicator {
       : Communicator(inner->rank(), inner->size(), inner->name()), inner_(std::move(inner)) {}
 
   void tamper_with_all_reduce(Tamper tamper) { tamper_ = std::move(tamper); }
+  // Called after each sum with the terms that this rank gave (a copy) and what it got.
+  using AfterScatter = std::function<void(const std::vector<float>& sent, int64_t own_begin, const Tensor& received)>;
+  void tamper_with_reduce_scatter(AfterScatter tamper) { after_scatter_ = std::move(tamper); }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
     return inner_->split(color, key, std::move(name));
@@ -32,7 +37,12 @@ class WrappedCommunicator : public Communicator {
   }
   void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
                       ReduceOp op) override {
+    std::vector<float> sent;
+    if (after_scatter_) sent.assign(send.data<float>(), send.data<float>() + send.numel());
     inner_->reduce_scatter(stream, send, receive, counts, op);
+    if (after_scatter_) {
+      after_scatter_(sent, std::accumulate(counts.begin(), counts.begin() + rank(), int64_t{0}), receive);
+    }
   }
   void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
                   std::span<const int64_t> receive_counts) override {
@@ -48,6 +58,7 @@ class WrappedCommunicator : public Communicator {
  private:
   std::unique_ptr<Communicator> inner_;
   Tamper tamper_;
+  AfterScatter after_scatter_;
 };
 
 }  // namespace invar

@@ -18,6 +18,8 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kCase = INVAR_SOURCE_DIR "/tests/reference/qwen3";
+const std::string kGemma4 = INVAR_SOURCE_DIR "/tests/reference/gemma4_e4b";
+const std::string kGemma4Dense = INVAR_SOURCE_DIR "/tests/reference/gemma4_dense";
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
@@ -51,11 +53,12 @@ Tensors collect(const Model& model, const ProcessGroups& groups) {
   return all;
 }
 
-// Loads `folder` at a tensor degree, gives the logical tensors; exports to `to` if asked.
+// Loads `folder`, weights of the model of `model_case`, at a tensor degree, gives the logical tensors; exports to `to`
+// if asked.
 Tensors load_at(const fs::path& folder, int tensor, int data, DType dtype, const fs::path& to = {},
-                int64_t max_shard_bytes = int64_t{5} << 30) {
+                int64_t max_shard_bytes = int64_t{5} << 30, const std::string& model_case = kCase) {
   Tensors result;
-  const ModelConfig config = read_hf_config(kCase);
+  const ModelConfig config = read_hf_config(model_case);
   run_thread_ranks(tensor * data, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {tensor, data});
     Model model(config, groups, dtype);
@@ -86,10 +89,11 @@ struct Named {
   std::vector<int64_t> shape;
   std::vector<float> values;
 };
-void write_edited(const fs::path& folder, const std::function<void(std::map<std::string, Named>&)>& edit) {
-  const SafetensorsReader reader(kCase + "/model.safetensors");
+void write_edited(const fs::path& folder, const std::function<void(std::map<std::string, Named>&)>& edit,
+                  const std::string& model_case) {
+  const SafetensorsReader reader(model_case + "/model.safetensors");
   std::map<std::string, Named> tensors;
-  for (const auto& [tensor, values] : read_tensors(kCase + "/model.safetensors")) {
+  for (const auto& [tensor, values] : read_tensors(model_case + "/model.safetensors")) {
     tensors[tensor] = {reader.info(tensor).shape, values};
   }
   edit(tensors);
@@ -101,10 +105,19 @@ void write_edited(const fs::path& folder, const std::function<void(std::map<std:
 }
 
 // What is said when the edited file is loaded; empty if it is taken.
-std::string refusal_of(const std::function<void(std::map<std::string, Named>&)>& edit) {
+std::string refusal_of(const std::function<void(std::map<std::string, Named>&)>& edit,
+                       const std::string& model_case = kCase) {
   const TemporaryFolder folder;
-  write_edited(folder.path(), edit);
-  return message_of(ErrorKind::kData, [&] { load_at(folder.path(), 1, 1, DType::kF32); });
+  write_edited(folder.path(), edit, model_case);
+  return message_of(ErrorKind::kData,
+                    [&] { load_at(folder.path(), 1, 1, DType::kF32, {}, int64_t{5} << 30, model_case); });
+}
+
+// As the releases for several modalities name the text model's tensors.
+std::map<std::string, Named> renamed(const std::map<std::string, Named>& tensors) {
+  std::map<std::string, Named> out;
+  for (const auto& [name, named] : tensors) out["model.language_model." + name.substr(6)] = named;
+  return out;
 }
 
 }  // namespace
@@ -151,4 +164,57 @@ TEST_CASE("a head beside tied embeddings must equal them") {
   };
   CHECK(with_head(0).empty());
   CHECK(contains(with_head(1), "lm_head.weight"));
+}
+
+TEST_CASE("Gemma 4: weights load at any layout and come together, and export is their inverse") {
+  for (const std::string& model_case : {kGemma4, kGemma4Dense}) {
+    const Tensors file = read_tensors(model_case + "/model.safetensors");
+    for (const int tensor : {1, 2, 3, 4, 8}) {
+      const TemporaryFolder folder;
+      CHECK(load_at(model_case, tensor, 1, DType::kF32, folder.path(), int64_t{5} << 30, model_case) == file);
+      CHECK(read_tensors(folder.path()) == file);
+    }
+  }
+}
+
+TEST_CASE("Gemma 4: a released file's names, other modalities and unused keys and values are taken") {
+  const TemporaryFolder folder;
+  write_edited(
+      folder.path(),
+      [](auto& t) {
+        t = renamed(t);
+        for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) {
+          t[std::string("model.language_model.layers.9.self_attn.") + name] = Named{{4}, {1, 2, 3, 4}};
+        }
+        for (const char* part : {"vision_tower.a", "audio_tower.b", "embed_vision.c", "embed_audio.d"}) {
+          t[std::string("model.") + part] = Named{{2}, {1, 2}};
+        }
+      },
+      kGemma4);
+  CHECK(load_at(folder.path(), 2, 1, DType::kF32, {}, int64_t{5} << 30, kGemma4) ==
+        read_tensors(kGemma4 + "/model.safetensors"));
+}
+
+TEST_CASE("Gemma 4: import is strict about everything else") {
+  const auto refusal = [](const auto& edit) { return refusal_of(edit, kGemma4); };
+  const std::string scalar = "model.layers.3.layer_scalar";
+  CHECK(contains(refusal([&](auto& t) { t.erase(scalar); }), scalar));
+  const std::string own_v = "model.layers.6.self_attn.v_proj.weight";
+  CHECK(contains(refusal([&](auto& t) { t.erase(own_v); }), own_v));
+  // Both forms of one tensor.
+  const std::string norm = "model.language_model.norm.weight";
+  CHECK(contains(refusal([&](auto& t) { t[norm] = t["model.norm.weight"]; }), norm));
+  // Towers beside a text-only model's names; a tower that no release has; keys of a layer that has its own.
+  CHECK(contains(refusal([](auto& t) { t["model.vision_tower.a"] = Named{{1}, {1}}; }), "model.vision_tower.a"));
+  CHECK(contains(refusal([](auto& t) {
+                   t = renamed(t);
+                   t["model.smell_tower.a"] = Named{{1}, {1}};
+                 }),
+                 "model.smell_tower.a"));
+  CHECK(contains(refusal([](auto& t) { t["model.layers.9.self_attn.q_bias"] = Named{{1}, {1}}; }), "q_bias"));
+  // The dense kind has no v_proj where values are the keys.
+  const std::string v = "model.layers.5.self_attn.v_proj.weight";
+  CHECK(contains(refusal_of([&](auto& t) { t[v] = t["model.layers.5.self_attn.k_proj.weight"]; }, kGemma4Dense), v));
+  // Qwen3 has nothing unused.
+  CHECK(contains(refusal_of([](auto& t) { t["model.layers.9.self_attn.k_norm.weight"] = Named{{1}, {1}}; }), "k_norm"));
 }

@@ -110,6 +110,23 @@ TEST_CASE("hf_path stands where a preset stands") {
           {"model.hf_path must be a folder"});
 }
 
+TEST_CASE("preset and hf_path set the family") {
+  CHECK(load_text("model: {preset: gemma4-e4b}\n").model.family == "gemma4");
+  CHECK(load_text("model: {preset: gemma4-e4b, family: gemma4}\n").model.family == "gemma4");
+  CHECK(load_text("model: {preset: qwen3-8b}\n").model.family == "qwen3");
+  CHECK(load_text("model: {family: gemma4}\n").model.family == "gemma4");
+  refuses("model:\n  preset: gemma4-e4b\n  family: qwen3\n",
+          {"c.yaml:3: model.family qwen3 contradicts model.preset gemma4-e4b, which is gemma4"},
+          {"remove model.family: model.preset sets it"});
+  const std::string path = std::string(INVAR_SOURCE_DIR) + "/tests/reference/gemma4_e4b";
+  const Config config = load_text("model: {hf_path: " + path + "}\n");
+  CHECK(config.model.family == "gemma4");
+  CHECK(config.model.layer_types == "sssssf");
+  refuses("model:\n  hf_path: " + path + "\n  family: qwen3\n",
+          {"c.yaml:3: model.family qwen3 contradicts model.hf_path " + path + ", which is gemma4"},
+          {"remove model.family: model.hf_path sets it"});
+}
+
 TEST_CASE("files that are no config are refused") {
   require_error(ErrorKind::kConfig, {"no/such/file.yaml: cannot open"}, {"check the path"},
                 [] { load_config("no/such/file.yaml"); });

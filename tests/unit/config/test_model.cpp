@@ -44,16 +44,17 @@ void refuses(const std::string& field, const std::string& value, const std::stri
 
 }  // namespace
 
-TEST_CASE("presets have the published parameter counts") {
+TEST_CASE("qwen3 presets have the published parameter counts") {
   const std::vector<std::pair<std::string_view, int64_t>> published = {
       {"qwen3-0.6b", 596'049'920}, {"qwen3-1.7b", 1'720'574'976}, {"qwen3-4b", 4'022'468'096},
       {"qwen3-8b", 8'190'735'360}, {"qwen3-14b", 14'768'307'200}, {"qwen3-32b", 32'762'123'264}};
-  REQUIRE(preset_names().size() == published.size());
+  REQUIRE(preset_names().size() > published.size());
   for (size_t i = 0; i < published.size(); ++i) {
     CHECK(preset_names()[i] == published[i].first);
     const ModelConfig model = preset_model(published[i].first);
     CHECK(parameter_count(model) == published[i].second);
     CHECK(model.preset == published[i].first);
+    CHECK(model.family == "qwen3");
     CHECK(model.head_dim == 128);
     CHECK(model.rope_theta == 1e6);
     CHECK(model.rms_norm_eps == 1e-6);
@@ -73,7 +74,9 @@ TEST_CASE("unknown and unsupported presets are refused") {
   refuses_preset("llama", "unknown model.preset llama", "use qwen3-0.6b");
   refuses_preset("qwen3-30b-a3b", "mixture of experts, which is not supported yet", "use a dense size");
   refuses_preset("qwen3-235b-a22b", "mixture of experts, which is not supported yet", "use a dense size");
-  refuses_preset("gemma4-e2b", "the gemma family is not supported yet", "use qwen3-0.6b");
+  refuses_preset("gemma4-26b-a4b", "mixture of experts, which is not supported yet", "use a dense size");
+  refuses_preset("gemma4-e4", "unknown model.preset gemma4-e4", "did you mean gemma4-e4b?");
+  refuses_preset("gemma-3-27b-it", "unknown model.preset gemma-3-27b-it", "gemma4-31b");
 }
 
 TEST_CASE("the config.json of the reference cases is read") {
@@ -138,7 +141,7 @@ TEST_CASE("absent fields take the defaults of the transformers class") {
 
 TEST_CASE("a config.json that invar cannot honour is refused by field") {
   refuses("model_type", "\"qwen3_moe\"", "model_type qwen3_moe is not supported yet", "dense Qwen3");
-  refuses("model_type", "\"gemma4\"", "model_type gemma4 is not supported yet", "dense Qwen3");
+  refuses("model_type", "\"gemma3_text\"", "model_type gemma3_text is not supported yet", "gemma4_text");
   refuses("model_type", "null", "missing model_type", "dense Qwen3");
   refuses("hidden_act", "\"gelu\"", "hidden_act must be silu, not gelu", "Qwen3");
   refuses("attention_bias", "true", "attention_bias true is not supported", "without attention biases");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -158,6 +159,50 @@ inline AttentionResult run_attention(const ops::AttentionBackend& backend, const
   backend.backward(stream, o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k, o.d_v);
   return {AttentionCase::read(o.out), lse.values(), AttentionCase::read(o.d_q), AttentionCase::read(o.d_k),
           AttentionCase::read(o.d_v)};
+}
+
+inline const ops::AttentionBackend& tiled() {
+  const AttentionCase any({}, DType::kF32);
+  const ops::AttentionBackend& backend = ops::choose_attention(DeviceType::kCpu, any.params, any.q, any.k);
+  REQUIRE(backend.name() == "tiled");
+  return backend;
+}
+
+// Largest error over largest expected value; infinite if anything is not a number.
+inline double error_of(const std::vector<double>& actual, const std::vector<double>& expected) {
+  REQUIRE(actual.size() == expected.size());
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    if (!std::isfinite(actual[i])) return INFINITY;
+    error = std::max(error, std::abs(actual[i] - expected[i]));
+    size = std::max(size, std::abs(expected[i]));
+  }
+  return error == 0 ? 0 : error / size;
+}
+
+inline double worst_error(const AttentionResult& actual, const AttentionResult& expected) {
+  // A sample of one token has no gradient to q and k but what rounding leaves: measured against d_v.
+  const auto gradient_error = [&](const std::vector<double>& a, const std::vector<double>& e) {
+    double size = 0;
+    for (double value : e) size = std::max(size, std::abs(value));
+    if (size > 1e-12) return error_of(a, e);
+    double error = 0;
+    for (double value : a) error = std::isfinite(value) ? std::max(error, std::abs(value)) : INFINITY;
+    return error;
+  };
+  return std::max({error_of(actual.out, expected.out), error_of(actual.lse, expected.lse),
+                   gradient_error(actual.d_q, expected.d_q), gradient_error(actual.d_k, expected.d_k),
+                   error_of(actual.d_v, expected.d_v)});
+}
+
+inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+inline bool same_bits(const AttentionResult& a, const AttentionResult& b) {
+  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.d_q, b.d_q) && same_bits(a.d_k, b.d_k) &&
+         same_bits(a.d_v, b.d_v);
 }
 
 }  // namespace invar::test

@@ -79,6 +79,21 @@ TEST_CASE("add, every mix of dtypes, also into an operand") {
   }
 }
 
+TEST_CASE("scale_by multiplies in place, rounded once") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const HostTensor x = random_tensor(dtype, {3, kMany}, 1, 4.0), factor(dtype, {1}, {0.0612});
+  HostTensor one = x, two = x;
+  scale_by(kCpu, factor, one.tensor().rows(1, 2));
+  scale_by(kTwoThreads, factor, two.tensor().rows(1, 2));
+  Values expected = x.values();
+  for (size_t i = 0; i < static_cast<size_t>(kMany); ++i) {
+    double& value = expected[static_cast<size_t>(kMany) + i];
+    value = rounded(value * factor[0], dtype);
+  }
+  CHECK(one.values() == expected);
+  CHECK(two.same_bits(one));
+}
+
 // The order that elementwise.h promises, written as nested loops over blocks, lanes and their terms.
 double sum_in_order(const Values& terms) {
   const auto block_size = static_cast<size_t>(kSumBlock);
@@ -129,6 +144,7 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   zero(kCpu, none);
   copy(kCpu, none, none);
   add(kCpu, none, none, none);
+  scale_by(kCpu, HostTensor(DType::kF32, {1}), none);
   CHECK(sum(kCpu, none) == 0);
   CHECK(sum_of_squares(kCpu, none) == 0);
 
@@ -136,6 +152,7 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   zero(kMeta, meta);
   copy(kMeta, meta, meta);
   add(kMeta, meta, meta, meta);
+  scale_by(kMeta, HostTensor(DType::kF32, {1}).on(DeviceType::kMeta), meta);
   CHECK(sum(kMeta, meta) == 0);
   CHECK(sum_of_squares(kMeta, meta) == 0);
 
@@ -144,6 +161,12 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault, [&] { copy(kCpu, x, ints); }), "copy: no kernel for i32"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { add(kCpu, x, x, y); }),
                  "add: f32 (4) and f32 (2, 2) differ in shape"));
+  const HostTensor bf16_factor(DType::kBF16, {1}), int_factor(DType::kI32, {1});
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { scale_by(kCpu, y, x); }),
+                 "scale_by: factor is f32 (2, 2), expected f32 (1)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { scale_by(kCpu, bf16_factor, x); }), "factor is bf16 (1)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { scale_by(kCpu, int_factor, ints); }),
+                 "scale_by: no kernel for i32"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { sum(kCpu, ints); }), "sum: x is i32 (4), expected f32"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(kMeta, x); }), "on cpu, but the stream is on meta"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(Stream(DeviceType::kCuda), x.on(DeviceType::kCuda)); }),

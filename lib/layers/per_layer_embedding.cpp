@@ -1,0 +1,167 @@
+#include "layers/per_layer_embedding.h"
+
+#include <cmath>
+
+#include "ops/elementwise.h"
+#include "parallel/unit_partition.h"
+
+namespace invar {
+namespace {
+
+Range units_of(const Communicator& tensor, int64_t width, int64_t block) {
+  return split_units(width / block, tensor.size())[static_cast<size_t>(tensor.rank())];
+}
+
+// One run per layer: its columns of P. `block` is how many of them a row of storage holds.
+std::vector<RowRun> runs_per_layer(int64_t layers, int64_t units, Range mine, int64_t rows_per_unit) {
+  std::vector<RowRun> runs;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const Range global{(layer * units + mine.begin) * rows_per_unit, (layer * units + mine.end) * rows_per_unit};
+    runs.push_back({global, layer * mine.size() * rows_per_unit});
+  }
+  return runs;
+}
+
+WeightId add_weight(ParameterTable& table, Parameter parameter, int64_t rows) {
+  Weight weight;
+  weight.name = parameter.name;
+  weight.rows = rows;
+  weight.cols = parameter.cols();
+  weight.decay = parameter.shape.size() > 1;
+  weight.parameters = {std::move(parameter)};
+  return table.add(std::move(weight));
+}
+
+// Cut by columns, whole vocabulary on every rank: lookups stay local, and so do their gradients.
+WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
+  Parameter parameter;
+  parameter.name = spec.table;
+  parameter.shape = {spec.vocab_size, spec.layers * spec.width};
+  parameter.transposed = true;
+  parameter.column_block = spec.block;
+  parameter.runs = runs_per_layer(spec.layers, spec.width / spec.block, units, 1);
+  return add_weight(table, std::move(parameter), spec.layers * units.size());
+}
+
+WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
+  Parameter parameter;
+  parameter.name = spec.projection;
+  parameter.shape = {spec.layers * spec.width, spec.hidden_size};
+  parameter.runs = runs_per_layer(spec.layers, spec.width / spec.block, units, spec.block);
+  return add_weight(table, std::move(parameter), spec.layers * units.size() * spec.block);
+}
+
+WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
+  Parameter parameter;
+  parameter.name = spec.norm;
+  parameter.shape = {spec.width};
+  parameter.init = Init::kOnes;
+  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
+  return add_weight(table, std::move(parameter), units.size() * spec.block);
+}
+
+WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
+  Parameter parameter;
+  parameter.name = spec.gate;
+  parameter.shape = {spec.width, spec.hidden_size};
+  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
+  return add_weight(table, std::move(parameter), units.size() * spec.block);
+}
+
+WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
+  Parameter parameter;
+  parameter.name = spec.projection;
+  parameter.shape = {spec.hidden_size, spec.width};
+  parameter.transposed = true;
+  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
+  return add_weight(table, std::move(parameter), units.size() * spec.block);
+}
+
+}  // namespace
+
+PerLayerEmbedding::PerLayerEmbedding(ParameterTable& table, const Communicator& tensor,
+                                     const PerLayerEmbeddingSpec& spec)
+    : spec_(spec),
+      units_(units_of(tensor, spec.width, spec.block)),
+      lookup_{static_cast<float>(spec.scale), spec.frozen_token},
+      params_{spec.layers, spec.width, static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.hidden_size))),
+              static_cast<float>(spec.norm_eps)},
+      table_(add_table(table, spec, units_)),
+      projection_(add_projection(table, spec, units_)),
+      norm_(add_norm(table, spec, units_)) {}
+
+ops::PerLayerProjection PerLayerEmbedding::projection(const LayerContext& ctx, const Saved& saved) const {
+  return {saved.projected, saved.squares, ctx.weights.acquire_forward(norm_)};
+}
+
+Tensor PerLayerEmbedding::of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer) {
+  const int64_t tokens = ctx.region.tokens();
+  return inputs.rows(layer * tokens, (layer + 1) * tokens);
+}
+
+void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& x, bool with_gradient,
+                                Saved& saved) const {
+  const int64_t t = ctx.region.tokens();
+  const int64_t width = units_.size() * spec_.block;
+  saved.projected = ctx.saved.allocate("per-layer projection", ctx.activation, {t, spec_.layers * width});
+  saved.squares = ctx.saved.allocate("per-layer squares", DType::kF32, {t, spec_.layers});
+  saved.inputs = ctx.saved.allocate("per-layer inputs", ctx.activation, {spec_.layers * t, width});
+  if (with_gradient) {
+    saved.d_inputs = ctx.saved.allocate("d per-layer inputs", ctx.activation, {spec_.layers * t, width});
+  }
+  const ArenaScope scope(ctx.scratch);
+  projection_.forward(ctx, x, saved.projected);
+  ops::per_layer_squares(ctx.stream, params_, saved.projected, saved.squares);
+  ctx.region.group().all_reduce(ctx.stream, saved.squares, ReduceOp::kSum);
+  const Tensor looked_up = ctx.scratch.allocate("per-layer lookup", ctx.activation, {t, spec_.layers * width});
+  ops::column_embedding_forward(ctx.stream, lookup_, tokens, ctx.weights.acquire_forward(table_), spec_.block,
+                                looked_up);
+  ops::per_layer_input_forward(ctx.stream, params_, projection(ctx, saved), looked_up, saved.inputs);
+}
+
+void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& x, Saved& saved,
+                                 const Tensor& d_x) const {
+  const ArenaScope scope(ctx.scratch);
+  const int64_t t = ctx.region.tokens();
+  const Tensor dots = ctx.scratch.allocate("per-layer dots", DType::kF32, {t, spec_.layers});
+  ops::per_layer_dots(ctx.stream, params_, projection(ctx, saved), saved.d_inputs, dots);
+  ctx.region.group().all_reduce(ctx.stream, dots, ReduceOp::kSum);
+  const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
+  ops::per_layer_input_backward(ctx.stream, params_, projection(ctx, saved), saved.d_inputs, dots, saved.projected,
+                                d_looked_up, ctx.weights.gradient(norm_));
+  ctx.weights.gradient_done(norm_);
+  ops::column_embedding_backward(ctx.stream, lookup_, tokens, d_looked_up, spec_.block, ctx.weights.gradient(table_));
+  ctx.weights.gradient_done(table_);
+  ops::add(ctx.stream, d_x, projection_.backward(ctx, x, saved.projected), d_x);
+}
+
+PerLayerGate::PerLayerGate(ParameterTable& table, const Communicator& tensor, const PerLayerGateSpec& spec)
+    : spec_(spec),
+      units_(units_of(tensor, spec.width, spec.block)),
+      gate_(add_gate(table, spec, units_)),
+      projection_(add_gate_projection(table, spec, units_)) {}
+
+Tensor PerLayerGate::gated(const LayerContext& ctx, const Tensor& input, const Saved& saved) const {
+  const Tensor product = ctx.scratch.allocate("gated input", ctx.activation, {input.dim(0), input.dim(1)});
+  ops::gate_forward(ctx.stream, spec_.activation, saved.gate, input, product);
+  return product;
+}
+
+Tensor PerLayerGate::forward(const LayerContext& ctx, const Tensor& h, const Tensor& input, Saved& saved) const {
+  saved.gate = ctx.saved.allocate("per-layer gate", ctx.activation, {input.dim(0), input.dim(1)});
+  gate_.forward(ctx, h, saved.gate);
+  return projection_.forward(ctx, gated(ctx, input, saved));
+}
+
+Tensor PerLayerGate::backward(const LayerContext& ctx, const Tensor& h, const Tensor& input, Saved& saved,
+                              const Tensor& d_y, const Tensor& d_input) const {
+  const Tensor d_product = ctx.scratch.allocate("d gated input", ctx.activation, {input.dim(0), input.dim(1)});
+  {
+    const ArenaScope scope(ctx.scratch);
+    projection_.backward(ctx, gated(ctx, input, saved), d_y, d_product);
+  }
+  ops::gate_backward(ctx.stream, spec_.activation, d_product, saved.gate, input, saved.gate, d_input);
+  return gate_.backward(ctx, h, saved.gate);
+}
+
+}  // namespace invar

@@ -1,0 +1,132 @@
+// The token embedding and the output head, both cut by rows of the vocabulary.
+#include "layer_checks.h"
+#include "layers/lm_head.h"
+#include "layers/vocab_embedding.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+constexpr int64_t kHidden = 20;
+constexpr int64_t kVocabulary = 71;  // of 128 padded rows: the last of 4 ranks has padding only
+constexpr int32_t kFrozen = 8;
+
+std::vector<int32_t> token_ids(int64_t tokens) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < tokens; ++i) ids.push_back(static_cast<int32_t>(i % 9 * 8));  // 0, 8, ..., 64; some thrice
+  return ids;
+}
+
+LayerCase embedding_case(const ops::LookupParams& lookup) {
+  LayerCase layer_case;
+  const int64_t t = layer_case.tokens;
+  layer_case.outputs = {{"h", t, kHidden}};
+  layer_case.make = [=](Rank& made_on) -> Body {
+    const VocabTable table = add_vocab_table(made_on.table, *made_on.groups.tensor, "embedding", kVocabulary, kHidden);
+    const VocabEmbedding layer(table, lookup);
+    return [=](Rank& rank) {
+      const LayerContext ctx = rank.context();
+      std::vector<int32_t> ids = token_ids(t);
+      const Tensor tokens(ids.data(), DType::kI32, DeviceType::kCpu, {t});
+      const Tensor h = rank.allocate(rank.local_tokens(), kHidden);
+      layer.forward(ctx, tokens, h);
+      rank.give("h", h);
+      if (rank.with_gradients) layer.backward(ctx, tokens, rank.output_gradient("h"));
+    };
+  };
+  return layer_case;
+}
+
+// Every third label does not count.
+LayerCase head_case(double softcap) {
+  LayerCase layer_case;
+  const int64_t t = layer_case.tokens;
+  layer_case.inputs = {{"x", t, kHidden}};
+  layer_case.outputs = {{"loss", 1, 1, Held::kWhole}};
+  layer_case.make = [=](Rank& made_on) -> Body {
+    const LmHead layer(add_vocab_table(made_on.table, *made_on.groups.tensor, "head", kVocabulary, kHidden), softcap);
+    return [=](Rank& rank) {
+      const LayerContext ctx = rank.context();
+      const Tensor x = rank.input("x");
+      std::vector<int32_t> ids;
+      for (int64_t i = 0; i < t; ++i) ids.push_back(i % 3 == 1 ? -1 : static_cast<int32_t>(i * 29 % kVocabulary));
+      const Tensor labels(ids.data(), DType::kI32, DeviceType::kCpu, {t});
+      std::optional<float> scale;
+      if (rank.with_gradients) scale = rank.output_gradient("loss").data<float>()[0];
+      const LmHead::Result result = layer.loss(ctx, x, labels, scale);
+      rank.give("loss", result.loss_sum);
+      if (rank.with_gradients) rank.give_gradient("x", result.d_x);
+    };
+  };
+  return layer_case;
+}
+
+}  // namespace
+
+TEST_CASE("token embedding: gradients are derivatives, those of another scale are not") {
+  check_derivatives(embedding_case({1.0f, -1}));
+  check_derivatives(embedding_case({4.5f, -1}));
+  check_derivatives(embedding_case({4.5f, kFrozen}), [](Named& direction) {
+    const auto row = direction["embedding"].begin() + kFrozen * kHidden;
+    std::fill(row, row + kHidden, 0.0);
+  });
+  const LayerCase truth = embedding_case({4.5f, -1});
+  CHECK(derivative_errors(truth, embedding_case({4.6f, -1})).at("embedding") > kWrong);
+  CHECK(derivative_errors(truth, embedding_case({4.5f, kFrozen})).at("embedding") > kWrong);
+}
+
+TEST_CASE("token embedding: the frozen token is looked up, but its row has no gradient") {
+  const LayerCase trained = embedding_case({4.5f, -1});
+  const LayerCase frozen = embedding_case({4.5f, kFrozen});
+  const Named point = start_point(trained);
+  const Pass all = run(trained, point, {});
+  Values expected = combine(all.gradients).at("embedding");
+  const auto row = expected.begin() + kFrozen * kHidden;
+  CHECK(std::all_of(row, row + kHidden, [](double gradient) { return gradient != 0; }));
+  std::fill(row, row + kHidden, 0.0);
+  for (const Layout& layout : {Layout{1, false}, Layout{2, true}, Layout{4, false}}) {
+    const Pass pass = run(frozen, point, layout);
+    CHECK(combine(pass.outputs) == combine(all.outputs));
+    CHECK(combine(pass.gradients).at("embedding") == expected);
+  }
+}
+
+TEST_CASE("head: gradients are derivatives, those of another softcap are not") {
+  check_derivatives(head_case(0));
+  check_derivatives(head_case(2));
+  for (const double other : {0.0, 2.2}) {
+    for (const auto& [name, error] : derivative_errors(head_case(2), head_case(other))) {
+      INFO("along " << name);
+      CHECK(error > kWrong);
+    }
+  }
+}
+
+TEST_CASE("token embedding and head: cut over ranks they are the same") {
+  SECTION("embedding") {
+    check_layouts(embedding_case({4.5f, kFrozen}));
+  }
+  SECTION("head") {
+    check_layouts(head_case(0));
+  }
+  SECTION("head with softcap") {
+    check_layouts(head_case(2));
+  }
+}
+
+TEST_CASE("head: a rank's rows alone give a part of the gradient") {
+  const LayerCase layer_case = head_case(2);
+  const Named point = start_point(layer_case);
+  const Named one = combine(run(layer_case, point, {}).gradients);
+  const Pass cut = run(layer_case, point, {4, true});
+  const Named first = {{"head", cut.gradients[0].at("head").values}};
+  CHECK(differences(first, {{"head", one.at("head")}}).at("head") > 0.05);
+  const Values& last = cut.gradients[3].at("head").values;
+  CHECK(std::all_of(last.begin(), last.end(), [](double gradient) { return gradient == 0; }));
+}
+
+TEST_CASE("token embedding and head: gradients add up") {
+  check_accumulation(embedding_case({4.5f, kFrozen}));
+  check_accumulation(head_case(2));
+}
