@@ -2,7 +2,7 @@
 """Makes a parity case: a small model, and what it must compute, by Hugging Face transformers in float64 on the CPU.
 
     tools/make_reference.py qwen3 --out runs/cases/mine                     # one of the presets below
-    tools/make_reference.py my/config.json --batch 2 --seq 64 --out DIR     # any dense Qwen3 config, random weights
+    tools/make_reference.py my/config.json --batch 2 --seq 64 --out DIR     # any dense Qwen3 or Gemma 4, random weights
     tools/make_reference.py my_model/ --weights my_model/ --out DIR         # a Hugging Face folder and its own weights
     tools/make_reference.py --check tests/reference/qwen3                   # recompute a case and compare it
 
@@ -27,6 +27,15 @@ except ImportError as error:
 QWEN3 = {"model_type": "qwen3", "hidden_size": 48, "num_attention_heads": 8, "rms_norm_eps": 1e-6,
          "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "initializer_range": 0.02,
          "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GEMMA4 = {"model_type": "gemma4_text", "vocab_size": 250, "vocab_size_per_layer_input": 250, "hidden_size": 48,
+          "num_attention_heads": 8, "head_dim": 16, "rms_norm_eps": 1e-6, "initializer_range": 0.02,
+          "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                              "full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
+                                                 "partial_rotary_factor": 0.25}},
+          "final_logit_softcapping": 30.0, "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1,
+          "bos_token_id": 2, "enable_moe_block": False, "num_experts": None, "top_k_experts": None,
+          "moe_intermediate_size": None}
+S, F = "sliding_attention", "full_attention"
 PRESETS = {
     "qwen3": QWEN3 | {"vocab_size": 250, "intermediate_size": 96, "num_hidden_layers": 4, "num_key_value_heads": 4,
                       "head_dim": 16, "tie_word_embeddings": True},
@@ -34,10 +43,19 @@ PRESETS = {
                              "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False},
     "qwen3_batch16": QWEN3 | {"vocab_size": 250, "intermediate_size": 96, "num_hidden_layers": 2,
                               "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": True},
+    "gemma4_batch16": GEMMA4 | {"intermediate_size": 64, "num_hidden_layers": 6, "num_key_value_heads": 1,
+                                "layer_types": [S, S, F, S, S, F], "global_head_dim": 32, "sliding_window": 5,
+                                "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+                                "hidden_size_per_layer_input": 16},
 }
 
 # Of AdamW and the clipping, by the names of invar's config. clip_grad 0: no clipping.
 OPTIMIZER = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "clip_grad": 1.0}
+
+
+# model_type: configuration, model
+FAMILIES = {"qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+            "gemma4_text": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM)}
 
 
 class InFloat64(TorchFunctionMode):
@@ -72,13 +90,21 @@ def read_config(source):
         if not path.is_file():
             raise SystemExit(f"make_reference: {source} is neither a preset ({', '.join(PRESETS)}) nor a config.json")
         fields = json.loads(path.read_text())
-    if fields.get("model_type") != "qwen3":
-        raise SystemExit(f"make_reference: model_type is {fields.get('model_type')!r}; only 'qwen3' (dense) is supported")
     dropped = ("architectures", "transformers_version", "torch_dtype", "dtype")
-    config = transformers.Qwen3Config(**{key: value for key, value in fields.items() if key not in dropped})
-    if config.use_sliding_window or config.attention_bias or config.attention_dropout:
+    given = {key: value for key, value in fields.items() if key not in dropped}
+    family = fields.get("model_type")
+    if family not in FAMILIES:
+        raise SystemExit(f"make_reference: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
+    config = FAMILIES[family][0](**given)
+    if config.attention_bias or config.attention_dropout or getattr(config, "use_sliding_window", False):
         raise SystemExit("make_reference: use_sliding_window, attention_bias and attention_dropout must be off")
+    if getattr(config, "enable_moe_block", False):
+        raise SystemExit("make_reference: mixture of experts is not supported")
     return config
+
+
+def model_class(config):
+    return FAMILIES[config.model_type][1]
 
 
 def read_weights(source):
@@ -96,11 +122,18 @@ def random_weights(model, seed):
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         weights[name] = 1 + 0.1 * noise if parameter.dim() == 1 else 0.6 * parameter.shape[1] ** -0.5 * noise
+    for name in sorted(layer_scalars(model)):
+        weights[name] = 0.5 + torch.rand(1, generator=generator)
     return weights
 
 
+def layer_scalars(model):
+    """Gemma 4's factor of each layer: in the files, but a buffer, which is not trained."""
+    return {name: value for name, value in model.named_buffers() if name.endswith("layer_scalar")}
+
+
 def build(config, weights, dtype):
-    model = transformers.Qwen3ForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = model_class(config)._from_config(config, attn_implementation="eager", dtype=torch.float32)
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # a tensor of another shape
@@ -159,7 +192,7 @@ def compute(config, weights, tokens, settings):
         return max((narrow[name].double() - expected[name]).abs().max().item() for name in names)
 
     gradients = [name for name in expected if name.startswith("grad.")]
-    noise = torch.tensor([distance(["logits"]), distance(gradients), distance(["traj_loss"])])
+    noise = torch.tensor([distance(names) for names in (["logits"], gradients, ["traj_loss"], ["traj_grad_norm"])])
     return {"tokens": tokens, "fp32_noise": noise} | {name: value.float() for name, value in expected.items()}
 
 
@@ -172,7 +205,7 @@ def write_case(folder, config, weights, expected, case):
     (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n")
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)  # safetensors makes them private
-    print(f"wrote {folder}: loss {expected['loss'].item():.6f}, fp32 noise (logits, gradients, loss) "
+    print(f"wrote {folder}: loss {expected['loss'].item():.6f}, fp32 noise (logits, gradients, losses, norms) "
           + ", ".join(f"{value:.1e}" for value in expected["fp32_noise"].tolist()))
 
 
@@ -221,7 +254,7 @@ def main():
     if arguments.weights:
         weights = read_weights(arguments.weights)
     else:
-        weights = random_weights(transformers.Qwen3ForCausalLM(config), arguments.seed)
+        weights = random_weights(model_class(config)(config), arguments.seed)
     if arguments.tokens_from:
         tokens = load_file(arguments.tokens_from / "expected.safetensors")["tokens"]
     else:
