@@ -25,7 +25,7 @@ HfFile text_model(const HfFile& file) {
   const std::string model_type = file.text("model_type", "");
   if (model_type == "gemma4_text" || model_type == "gemma4_unified_text") return file;
   file.require({"text_config"});
-  const HfFile text = file.object("text_config");
+  HfFile text = file.object("text_config");
   const std::string expected = model_type + "_text";
   const std::string nested = text.text("model_type", expected);
   if (nested != expected) {
@@ -183,7 +183,7 @@ void read_heads(const HfFile& text, const std::string& letters, ModelConfig& mod
 // The settings of one layer type; refuses what scales or cuts the rotation in a way that is not supported.
 HfFile read_rope(const HfFile& all, const char* layer_type, bool may_be_proportional) {
   all.require({layer_type});
-  const HfFile rope = all.object(layer_type);
+  HfFile rope = all.object(layer_type);
   const std::string kind = rope.text("rope_type", "default");
   const bool is_proportional = may_be_proportional && kind == "proportional";
   if (!is_proportional && kind != "default") {

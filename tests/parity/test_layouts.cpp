@@ -40,6 +40,28 @@ Config awkward_model(Precision precision) {
   return config;
 }
 
+// All that Gemma 4's sizes have, in one model: no released one has per-layer inputs and K = V.
+Config awkward_gemma4(Precision precision) {
+  Config config = awkward_model(precision);
+  ModelConfig& model = config.model;
+  model.family = "gemma4";
+  model.tie_word_embeddings = true;
+  model.num_hidden_layers = 6;
+  model.layer_types = "ssf";
+  model.sliding_window = 7;
+  model.rope_theta = 1e6;
+  model.partial_rotary_factor = 0.5;
+  model.global_head_dim = 14;
+  model.num_global_key_value_heads = 2;
+  model.attention_k_eq_v = true;
+  model.num_kv_shared_layers = 3;
+  model.use_double_wide_mlp = true;
+  model.hidden_size_per_layer_input = 24;
+  model.final_logit_softcapping = 5;
+  config.optimizer.lr = 1e-3;  // its gradients are steep: a longer step would amplify rounding
+  return config;
+}
+
 struct Trajectory {
   std::vector<double> losses;
   std::vector<double> norms;
@@ -218,5 +240,51 @@ TEST_CASE("with lr = 0 and one batch, loss and gradient norm keep their bits ove
         CHECK(next.grad_norm == first.grad_norm);
       }
     });
+  }
+}
+
+TEST_CASE("Gemma 4, fp32: every layout has the trajectory and the weights of one rank") {
+  const Config config = awkward_gemma4(Precision::kF32);
+  const Trajectory one = train(config, {});
+  CHECK(one.losses.back() != one.losses.front());
+  CHECK(one.trained.at("model.layers.2.layer_scalar") == std::vector<float>{1.0f});  // applied, not trained
+  for (const Layout& layout : layouts()) {
+    INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
+    const Trajectory other = train(config, layout);
+    CHECK(other.initial == one.initial);  // to the bit
+    for (size_t step = 0; step < one.losses.size(); ++step) {
+      CHECK(std::abs(other.losses[step] - one.losses[step]) < 2e-5);
+      CHECK(other.norms[step] == Approx(one.norms[step]).epsilon(1e-4));
+    }
+    CHECK(std::abs(other.validation - one.validation) < 1e-4);
+    CHECK(mean_weight_error(one, other) < 1e-6);  // the updates sum to about 4e-3
+  }
+}
+
+TEST_CASE("Gemma 4, bf16: every layout stays in the band that bf16 rounding explains") {
+  const Config config = awkward_gemma4(Precision::kBF16);
+  const Trajectory one = train(config, {});
+  const Trajectory exact = train(awkward_gemma4(Precision::kF32), {});
+  for (const Layout& layout : layouts()) {
+    INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
+    const Trajectory other = train(config, layout);
+    CHECK(other.initial == one.initial);
+    for (size_t step = 0; step < one.losses.size(); ++step) {
+      CHECK(std::abs(other.losses[step] - exact.losses[step]) < 0.03);
+      CHECK(other.norms[step] == Approx(exact.norms[step]).epsilon(step == 0 ? 0.03 : 0.1));
+    }
+    CHECK(mean_weight_error(exact, other) < 1e-3);
+  }
+}
+
+TEST_CASE("Gemma 4: recomputation changes no bit") {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    for (const bool sequence : {false, true}) {
+      const Config config = awkward_gemma4(precision);
+      const Trajectory kept = train(config, {4, sequence, 1, 2});
+      const Trajectory recomputed = train(config, {4, sequence, 1, 2, RecomputeKind::kFull});
+      CHECK(kept.losses == recomputed.losses);
+      CHECK(kept.trained == recomputed.trained);
+    }
   }
 }
