@@ -71,7 +71,29 @@ class Bench {
     for (int64_t i = 0; i < x_.numel(); ++i) x_.data<float>()[i] = static_cast<float>(i % 97) / 97.0f - 0.5f;
   }
 
-  Times run(int runs) {
+  // Scores, probabilities and products alone, on heads as the layer prepares them.
+  Times attention_alone(int64_t window, int runs) {
+    const ArenaScope scope(scratch_);
+    const int64_t tokens = x_.dim(0);
+    const auto heads = [&](int64_t count) {
+      const Tensor buffer = scratch_.allocate("heads", DType::kF32, {tokens, count * kHeadDim});
+      for (int64_t i = 0; i < buffer.numel(); ++i) buffer.data<float>()[i] = static_cast<float>(i % 89) / 89.0f - 0.5f;
+      return ops::HeadView{buffer, kKvHeads, count / kKvHeads, kHeadDim, count / kKvHeads * kHeadDim, 0};
+    };
+    const auto q = heads(kQueryHeads), k = heads(kKvHeads), v = heads(kKvHeads), out = heads(kQueryHeads);
+    const auto d_out = heads(kQueryHeads), d_q = heads(kQueryHeads), d_k = heads(kKvHeads), d_v = heads(kKvHeads);
+    const Tensor lse = scratch_.allocate("lse", DType::kF32, {tokens, kQueryHeads});
+    const Tensor delta = scratch_.allocate("delta", DType::kF32, {tokens, kQueryHeads});
+    const ops::AttentionParams params{tokens, 0.0625f, window};
+    const ops::AttentionBackend& attention = ops::choose_attention(DeviceType::kCpu, params, q, k);
+    Times times;
+    times.forward = fastest_of(runs, [&] { attention.forward(stream_, params, q, k, v, out, lse); });
+    times.backward =
+        fastest_of(runs, [&] { attention.backward(stream_, params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v); });
+    return times;
+  }
+
+  Times layer(int runs) {
     const LayerContext ctx{stream_, region_, weights_, memory_, scratch_, DType::kF32, x_.dim(0)};
     SelfAttention::Saved saved;
     Times times;
@@ -105,24 +127,32 @@ class Bench {
   Tensor x_;
 };
 
-void print_rows(int64_t sequence, int threads) {
-  constexpr int kRuns = 3;
-  const Times full = Bench(sequence, 0, threads).run(kRuns);
+void print_table(const char* what, int64_t sequence, const std::function<Times(int64_t window)>& measure) {
   std::printf(
-      "one attention layer with its projections, fp32, hidden %ld, %ld query and %ld KV heads of %ld, S = %ld, %d "
-      "threads\n\n",
-      kHidden, kQueryHeads, kKvHeads, kHeadDim, sequence, threads);
-  std::puts(
-      "| window | share of the pairs | forward, ms | of full | backward, ms | of full |\n|---|---|---|---|---|---|");
+      "\n| %s | share of the pairs | forward, ms | of full | backward, ms | of full |\n|---|---|---|---|---|---|\n",
+      what);
+  Times full;
   for (const int64_t window : {int64_t{0}, sequence / 4, sequence / 8, sequence / 32}) {
-    const Times times = window == 0 ? full : Bench(sequence, window, threads).run(kRuns);
+    const Times times = measure(window);
+    if (window == 0) full = times;
     const auto s = static_cast<double>(sequence);
     const double w = window == 0 ? s : static_cast<double>(window);
-    std::printf("| %s | %.2f | %.0f | %.2f | %.0f | %.2f |\n", window == 0 ? "full" : format("{}", window).c_str(),
-                (w * s - w * w / 2) / (s * s / 2), times.forward * 1e3, times.forward / full.forward,
-                times.backward * 1e3, times.backward / full.backward);
+    std::printf("| %s | %.2f | %.0f | %.2f | %.0f | %.2f |\n",
+                window == 0 ? "full" : format("window {}", window).c_str(), (w * s - w * w / 2) / (s * s / 2),
+                times.forward * 1e3, times.forward / full.forward, times.backward * 1e3,
+                times.backward / full.backward);
     std::fflush(stdout);
   }
+}
+
+void print_tables(int64_t sequence, int threads) {
+  constexpr int kRuns = 3;
+  std::printf("fp32, hidden %ld, %ld query and %ld KV heads of %ld, S = %ld, %d threads\n", kHidden, kQueryHeads,
+              kKvHeads, kHeadDim, sequence, threads);
+  print_table("attention alone", sequence,
+              [&](int64_t window) { return Bench(sequence, window, threads).attention_alone(window, kRuns); });
+  print_table("with its projections and norms", sequence,
+              [&](int64_t window) { return Bench(sequence, window, threads).layer(kRuns); });
 }
 
 }  // namespace
@@ -135,7 +165,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    print_rows(sequence, threads);
+    print_tables(sequence, threads);
   } catch (const Error& error) {
     std::fprintf(stderr, "bench_attention: %s\n", error.what());
     return 1;
