@@ -40,8 +40,9 @@ struct CompareArguments {
   std::string b;
   std::optional<double> atol;
   std::optional<double> rtol;
-  bool exact = false;  // bit by bit
-  bool all = false;    // list every tensor
+  std::optional<double> norm_rtol;  // of grad_norm in metrics; rtol unless given
+  bool exact = false;               // bit by bit
+  bool all = false;                 // list every tensor
 };
 int compare(const CompareArguments& arguments, MpiSession& session);
 

@@ -46,13 +46,15 @@ Side side_of(const std::string& text) {
 
 Tolerance tolerance_of(const CompareArguments& arguments) {
   Tolerance tolerance;
-  if (arguments.exact && (arguments.atol || arguments.rtol)) {
-    throw Error(ErrorKind::kConfig, "--exact leaves no room for --atol and --rtol", "remove the one or the other");
+  if (arguments.exact && (arguments.atol || arguments.rtol || arguments.norm_rtol)) {
+    throw Error(ErrorKind::kConfig, "--exact leaves no room for --atol, --rtol and --norm-rtol",
+                "remove the one or the other");
   }
   tolerance.exact = arguments.exact;
   tolerance.atol = arguments.atol.value_or(tolerance.atol);
   tolerance.rtol = arguments.rtol.value_or(tolerance.rtol);
-  for (const double value : {tolerance.atol, tolerance.rtol}) {
+  tolerance.norm_rtol = arguments.norm_rtol.value_or(tolerance.rtol);
+  for (const double value : {tolerance.atol, tolerance.rtol, tolerance.norm_rtol}) {
     if (!(value >= 0) || std::isinf(value)) {
       throw Error(ErrorKind::kConfig, format("a tolerance cannot be {}", value), "give a number of at least 0");
     }
@@ -67,6 +69,9 @@ std::unique_ptr<TensorFile> open_tensors(const Side& side) {
 int compare_in_one_process(const CompareArguments& arguments) {
   const Tolerance tolerance = tolerance_of(arguments);
   const Side a = side_of(arguments.a), b = side_of(arguments.b);
+  if (arguments.norm_rtol && a.kind != Kind::kMetrics) {
+    throw Error(ErrorKind::kConfig, "--norm-rtol is for the gradient norms of metrics", "use --rtol for tensors");
+  }
   if ((a.kind == Kind::kMetrics) != (b.kind == Kind::kMetrics)) {
     throw Error(ErrorKind::kConfig,
                 format("{} is {} and {} is {}: they cannot be compared", a.path.string(), word_of(a.kind),

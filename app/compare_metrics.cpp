@@ -42,7 +42,10 @@ FieldDifference compare_field(const MetricsTable& a, const MetricsTable& b, cons
     found.max_abs = std::max(found.max_abs, distance);
     if (distance > 0) found.max_relative = std::max(found.max_relative, distance / std::abs(*y));
     if (!found.first_differing) found.first_differing = step;
-    const double band = field == "tokens" ? 0 : tolerance.band(std::isfinite(*y) ? std::abs(*y) : 0);
+    const double magnitude = std::isfinite(*y) ? std::abs(*y) : 0;
+    const double band = field == "tokens"      ? 0
+                        : field == "grad_norm" ? tolerance.norm_band(magnitude)
+                                               : tolerance.band(magnitude);
     if (!found.first_outside && is_outside(*x, *y, band, tolerance.exact)) found.first_outside = step;
   }
   if (found.first_differing) found.verdict = found.first_outside ? Verdict::kOutside : Verdict::kInside;

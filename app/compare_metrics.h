@@ -23,7 +23,7 @@ struct FieldDifference {
   double max_abs = 0;
   double max_relative = 0;  // |a − b| / |b|
   std::optional<int64_t> first_differing;
-  std::optional<int64_t> first_outside;  // |a − b| > atol + rtol · |b|; of tokens, |a − b| > 0
+  std::optional<int64_t> first_outside;  // |a − b| > atol + rtol · |b|; norm_rtol for grad_norm; of tokens, |a − b| > 0
   Verdict verdict = Verdict::kEqual;
 };
 

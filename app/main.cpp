@@ -80,6 +80,9 @@ struct CommandLine {
     compare_command->add_option("B", compare.b, "what A should be")->required();
     compare_command->add_option("--atol", compare.atol, "absolute part of the band; 1e-6 unless given");
     compare_command->add_option("--rtol", compare.rtol, "times the tensor's largest value in B; 1e-4 unless given");
+    compare_command->add_option(
+        "--norm-rtol", compare.norm_rtol,
+        "the same for the gradient norms of metrics, which amplify rounding; --rtol unless given");
     compare_command->add_flag("--exact", compare.exact, "every bit must be equal");
     compare_command->add_flag("--all", compare.all, "list every gradient and weight");
 

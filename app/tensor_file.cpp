@@ -1,8 +1,10 @@
 #include "app/tensor_file.h"
 
 #include <algorithm>
+#include <map>
 
 #include "checkpoint/hdf5_file.h"
+#include "checkpoint/hf_names.h"
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 
@@ -32,18 +34,22 @@ class SafetensorsFile : public TensorFile {
   explicit SafetensorsFile(const std::filesystem::path& path) : reader_(path) {
     const bool has_steps = reader_.contains("tokens") && reader_.contains("traj_loss");
     is_case_ = has_steps && reader_.info("tokens").shape.size() == 3 && reader_.info("tokens").shape[2] > 0;
+    for (const std::string& name : reader_.names()) {
+      if (!is_other_modality(name)) in_file_[text_model_name(name)] = name;
+    }
   }
 
   TensorFileKind kind() const override { return TensorFileKind::kSafetensors; }
 
   std::vector<std::string> names() const override {
-    std::vector<std::string> names = reader_.names();
+    std::vector<std::string> names;
+    for (const auto& [name, there] : in_file_) names.push_back(name);
     if (is_case_) names.push_back("labels");
     return names;
   }
 
   Info info(const std::string& name) const override {
-    const SafetensorsInfo& info = reader_.info(is_ids(name) ? "tokens" : name);
+    const SafetensorsInfo& info = reader_.info(is_ids(name) ? "tokens" : in_file_.at(name));
     if (is_ids(name)) return {info.dtype, true, {info.shape[1], info.shape[2] - 1}};
     return {info.dtype, info.dtype == "I64" || info.dtype == "I32", info.shape};
   }
@@ -58,7 +64,7 @@ class SafetensorsFile : public TensorFile {
         std::copy_n(from, shape.cols(), out.begin() + (row - rows.begin) * shape.cols());
       }
     } else if (shape.is_integer) {
-      const std::vector<int64_t> values = reader_.read_i64(name);
+      const std::vector<int64_t> values = reader_.read_i64(in_file_.at(name));
       std::copy_n(values.begin() + rows.begin * shape.cols(), out.size(), out.begin());
     } else {
       read_floats(name, shape, rows, out);
@@ -80,7 +86,7 @@ class SafetensorsFile : public TensorFile {
       const int64_t outer = whole ? (rows.end - row) / inner : 1;
       const int64_t count = whole ? outer * inner : std::min(rows.end - row, inner - at);
       const Range columns = whole ? Range{0, inner * cols} : Range{at * cols, (at + count) * cols};
-      reader_.read_rows(name, {row / inner, row / inner + outer}, columns,
+      reader_.read_rows(in_file_.at(name), {row / inner, row / inner + outer}, columns,
                         all.subspan(static_cast<size_t>((row - rows.begin) * cols), static_cast<size_t>(count * cols)));
       row += count;
     }
@@ -88,6 +94,7 @@ class SafetensorsFile : public TensorFile {
   }
 
   SafetensorsReader reader_;
+  std::map<std::string, std::string> in_file_;  // by the text model's name
   bool is_case_ = false;
 };
 

@@ -11,9 +11,11 @@ namespace invar::app {
 struct Tolerance {
   double atol = 1e-6;
   double rtol = 1e-4;
-  bool exact = false;  // bits must be equal: −0 is not +0, a NaN only the same NaN
+  bool exact = false;       // bits must be equal: −0 is not +0, a NaN only the same NaN
+  double norm_rtol = 1e-4;  // rtol of grad_norm in metrics
 
   double band(double magnitude) const { return exact ? 0 : atol + rtol * magnitude; }
+  double norm_band(double magnitude) const { return exact ? 0 : atol + norm_rtol * magnitude; }
 };
 
 enum class Verdict : uint8_t {

@@ -192,7 +192,8 @@ def compute(config, weights, tokens, settings):
         return max((narrow[name].double() - expected[name]).abs().max().item() for name in names)
 
     gradients = [name for name in expected if name.startswith("grad.")]
-    noise = torch.tensor([distance(names) for names in (["logits"], gradients, ["traj_loss"], ["traj_grad_norm"])])
+    hidden = [name for name in expected if name.startswith("hidden.")]
+    noise = torch.tensor([distance(names) for names in (["logits"], gradients, ["traj_loss"], ["traj_grad_norm"], hidden)])
     return {"tokens": tokens, "fp32_noise": noise} | {name: value.float() for name, value in expected.items()}
 
 
@@ -205,7 +206,7 @@ def write_case(folder, config, weights, expected, case):
     (folder / "case.json").write_text(json.dumps(case, indent=1) + "\n")
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)  # safetensors makes them private
-    print(f"wrote {folder}: loss {expected['loss'].item():.6f}, fp32 noise (logits, gradients, losses, norms) "
+    print(f"wrote {folder}: loss {expected['loss'].item():.6f}, fp32 noise (logits, gradients, losses, norms, hidden) "
           + ", ".join(f"{value:.1e}" for value in expected["fp32_noise"].tolist()))
 
 

@@ -22,6 +22,7 @@ template <auto Close>
 using Id = UniqueHandle<hid_t, Close, hid_t{H5I_INVALID_HID}>;
 using FileId = Id<H5Fclose>;
 using DatasetId = Id<H5Dclose>;
+using ObjectId = Id<H5Oclose>;
 using SpaceId = Id<H5Sclose>;
 using TypeId = Id<H5Tclose>;
 using AttributeId = Id<H5Aclose>;
@@ -325,7 +326,11 @@ std::vector<std::string> Hdf5Reader::names() const {
 
 bool Hdf5Reader::contains(const std::string& name) const {
   if (name.find('/') != std::string::npos || H5Lexists(file_->id.get(), name.c_str(), H5P_DEFAULT) <= 0) return false;
-  return static_cast<bool>(DatasetId(H5Dopen2(file_->id.get(), name.c_str(), H5P_DEFAULT)));
+  const ObjectId object(H5Oopen(file_->id.get(), name.c_str(), H5P_DEFAULT));
+  if (!object) fail(ErrorKind::kData, path_, name, last_error(), kDamaged);  // there, but not to be read
+  const H5I_type_t type = H5Iget_type(object.get());
+  if (type != H5I_DATASET && type != H5I_GROUP) fail(ErrorKind::kData, path_, name, "not a dataset", kDamaged);
+  return type == H5I_DATASET;
 }
 
 namespace {

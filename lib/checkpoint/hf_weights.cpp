@@ -2,33 +2,21 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 
+#include "checkpoint/hf_names.h"
 #include "parallel/logical_tensor.h"
 
 namespace invar {
 namespace {
 
-constexpr std::string_view kText = "model.";
-constexpr std::string_view kMultimodalText = "model.language_model.";
-constexpr std::string_view kOtherModalities[] = {"model.vision_tower.", "model.audio_tower.", "model.embed_vision.",
-                                                 "model.embed_audio."};
-
 bool is_multimodal(const SafetensorsReader& reader) {
   const std::vector<std::string> names = reader.names();
-  return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.starts_with(kMultimodalText); });
-}
-
-// The tensor of the model that a tensor of the file is.
-std::string name_in_model(const std::string& name) {
-  if (!name.starts_with(kMultimodalText)) return name;
-  return std::string(kText) + name.substr(kMultimodalText.size());
+  return std::any_of(names.begin(), names.end(), [](const auto& name) { return text_model_name(name) != name; });
 }
 
 std::string name_in_file(const SafetensorsReader& reader, const std::string& name) {
-  if (reader.contains(name) || !name.starts_with(kText)) return name;
-  const std::string multimodal = std::string(kMultimodalText) + name.substr(kText.size());
-  return reader.contains(multimodal) ? multimodal : name;
+  const std::string multimodal = multimodal_name(name);
+  return !reader.contains(name) && reader.contains(multimodal) ? multimodal : name;
 }
 
 void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
@@ -67,16 +55,13 @@ void refuse_unknown(const SafetensorsReader& reader, const std::set<std::string>
   const std::string embedding = "model.embed_tokens.weight";
   const bool multimodal = is_multimodal(reader);
   for (const std::string& name : reader.names()) {
-    const std::string mine = name_in_model(name);
+    const std::string mine = text_model_name(name);
     if (mine != name && reader.contains(mine)) {
       throw Error(ErrorKind::kData, format("{}: holds '{}' and '{}'", reader.info(name).file, mine, name),
                   "the folder mixes two forms of the model; download it again");
     }
     if (known.contains(mine) || unused.contains(mine)) continue;
-    if (multimodal && std::any_of(std::begin(kOtherModalities), std::end(kOtherModalities),
-                                  [&](std::string_view part) { return name.starts_with(part); })) {
-      continue;
-    }
+    if (multimodal && is_other_modality(name)) continue;
     if (name == head && known.contains(embedding)) {
       if (equal_tensors(reader, head, name_in_file(reader, embedding))) continue;
       throw Error(

@@ -7,6 +7,20 @@
 
 namespace invar {
 
+void read_hf_common(const HfFile& file, ModelConfig& model) {
+  file.require({"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                "num_key_value_heads"});
+  model.vocab_size = file.integer("vocab_size");
+  model.hidden_size = file.integer("hidden_size");
+  model.intermediate_size = file.integer("intermediate_size");
+  model.num_hidden_layers = file.integer("num_hidden_layers");
+  model.num_attention_heads = file.integer("num_attention_heads");
+  model.num_key_value_heads = file.integer("num_key_value_heads");
+  // Defaults of the transformers classes.
+  model.rms_norm_eps = file.number("rms_norm_eps", 1e-6);
+  model.initializer_range = file.number("initializer_range", 0.02);
+}
+
 ModelConfig read_hf_config(const std::string& folder) {
   const HfFile file = HfFile::open((std::filesystem::path(folder) / "config.json").string());
   const std::string model_type = file.text("model_type", "");

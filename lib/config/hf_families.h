@@ -7,6 +7,9 @@
 
 namespace invar {
 
+// The fields that are the same in all families; the sizes among them are required.
+void read_hf_common(const HfFile& file, ModelConfig& model);
+
 // The config.json of one family each: reading, and writing it back. hf_path is left empty.
 
 ModelConfig read_hf_qwen3(const HfFile& file);

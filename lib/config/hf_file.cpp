@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -82,8 +83,12 @@ void HfFile::require(std::initializer_list<const char*> names) const {
 
 int64_t HfFile::integer(const char* name, int64_t absent) const {
   if (!has(name)) return absent;
-  if (!node_->json.at(name).is_number_integer()) refuse_type(name, "an integer");
-  return node_->json.at(name).get<int64_t>();
+  const Json& value = node_->json.at(name);
+  constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const bool fits = !value.is_number_unsigned() || value.get<uint64_t>() <= kLargest;
+  if (!value.is_number_integer()) refuse_type(name, "an integer");
+  if (!fits) refuse_type(name, "an integer below 2^63");
+  return value.get<int64_t>();
 }
 
 double HfFile::number(const char* name, double absent) const {

@@ -231,15 +231,10 @@ void read_per_layer_inputs(const HfFile& text, ModelConfig& model) {
 ModelConfig read_hf_gemma4(const HfFile& file) {
   const HfFile text = text_model(file);
   refuse_unsupported(text);
-  text.require({"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                "num_key_value_heads", "head_dim", "layer_types"});
   ModelConfig model;
   model.family = "gemma4";
-  model.vocab_size = text.integer("vocab_size");
-  model.hidden_size = text.integer("hidden_size");
-  model.intermediate_size = text.integer("intermediate_size");
-  model.num_hidden_layers = text.integer("num_hidden_layers");
-  model.num_attention_heads = text.integer("num_attention_heads");
+  read_hf_common(text, model);
+  text.require({"head_dim", "layer_types"});
   const std::string letters = read_layer_letters(text, model.num_hidden_layers);
   model.layer_types = shortest_pattern(letters);
   read_heads(text, letters, model);
@@ -247,8 +242,6 @@ ModelConfig read_hf_gemma4(const HfFile& file) {
   // The remaining defaults are those of the transformers classes.
   const bool unified = is_unified(text);
   model.max_position_embeddings = text.integer("max_position_embeddings", unified ? 262144 : 131072);
-  model.rms_norm_eps = text.number("rms_norm_eps", 1e-6);
-  model.initializer_range = text.number("initializer_range", 0.02);
   model.tie_word_embeddings = file.boolean("tie_word_embeddings", true);
   if (!model.layer_types.empty()) model.sliding_window = text.integer("sliding_window", unified ? 1024 : 512);
   model.attention_k_eq_v = text.boolean("attention_k_eq_v", false);

@@ -59,20 +59,11 @@ void refuse_unsupported(const HfFile& file) {
 
 ModelConfig read_hf_qwen3(const HfFile& file) {
   refuse_unsupported(file);
-  file.require({"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                "num_key_value_heads"});
   ModelConfig model;
-  model.vocab_size = file.integer("vocab_size");
-  model.hidden_size = file.integer("hidden_size");
-  model.intermediate_size = file.integer("intermediate_size");
-  model.num_hidden_layers = file.integer("num_hidden_layers");
-  model.num_attention_heads = file.integer("num_attention_heads");
-  model.num_key_value_heads = file.integer("num_key_value_heads");
+  read_hf_common(file, model);
   // The remaining defaults are those of the transformers class Qwen3Config, which differ from the released models.
   model.head_dim = file.integer("head_dim", 128);
   model.max_position_embeddings = file.integer("max_position_embeddings", 32768);
-  model.rms_norm_eps = file.number("rms_norm_eps", 1e-6);
-  model.initializer_range = file.number("initializer_range", 0.02);
   model.tie_word_embeddings = file.boolean("tie_word_embeddings", false);
   model.rope_theta = read_rope_theta(file);
   return model;

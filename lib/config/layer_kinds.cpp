@@ -35,10 +35,15 @@ int64_t key_value_source(const ModelConfig& model, int64_t layer) {
 }
 
 bool provides_key_values(const ModelConfig& model, int64_t layer) {
-  for (int64_t later = layer + 1; later < model.num_hidden_layers; ++later) {
-    if (key_value_source(model, later) == layer) return true;
-  }
-  return false;
+  const int64_t first_sharing = model.num_hidden_layers - model.num_kv_shared_layers;
+  const auto same_type = [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      if (is_sliding(model, i) == is_sliding(model, layer)) return true;
+    }
+    return false;
+  };
+  return layer < first_sharing && !same_type(layer + 1, first_sharing) &&
+         same_type(first_sharing, model.num_hidden_layers);
 }
 
 }  // namespace invar

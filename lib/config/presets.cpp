@@ -43,40 +43,38 @@ constexpr std::array<Gemma4Size, 4> kGemma4 = {{
 // Models that a user may well ask for.
 constexpr std::array<std::string_view, 3> kNotYet = {"qwen3-30b-a3b", "qwen3-235b-a22b", "gemma4-26b-a4b"};
 
-ModelConfig model_of(const Qwen3Size& size) {
+// What both families have.
+template <class Size>
+ModelConfig common_of(const Size& size) {
   ModelConfig model;
-  model.family = "qwen3";
   model.preset = size.name;
-  model.vocab_size = 151936;
   model.hidden_size = size.hidden;
   model.intermediate_size = size.intermediate;
   model.num_hidden_layers = size.layers;
   model.num_attention_heads = size.query_heads;
   model.num_key_value_heads = size.kv_heads;
-  model.head_dim = 128;
-  model.max_position_embeddings = 40960;
   model.rms_norm_eps = 1e-6;
   model.rope_theta = 1e6;
   model.initializer_range = 0.02;
+  return model;
+}
+
+ModelConfig model_of(const Qwen3Size& size) {
+  ModelConfig model = common_of(size);
+  model.family = "qwen3";
+  model.vocab_size = 151936;
+  model.head_dim = 128;
+  model.max_position_embeddings = 40960;
   model.tie_word_embeddings = size.tied;
   return model;
 }
 
 ModelConfig model_of(const Gemma4Size& size) {
-  ModelConfig model;
+  ModelConfig model = common_of(size);
   model.family = "gemma4";
-  model.preset = size.name;
   model.vocab_size = 262144;
-  model.hidden_size = size.hidden;
-  model.intermediate_size = size.intermediate;
-  model.num_hidden_layers = size.layers;
-  model.num_attention_heads = size.query_heads;
-  model.num_key_value_heads = size.kv_heads;
   model.head_dim = 256;
   model.max_position_embeddings = size.max_position;
-  model.rms_norm_eps = 1e-6;
-  model.rope_theta = 1e6;
-  model.initializer_range = 0.02;
   model.tie_word_embeddings = true;
   model.layer_types = size.layer_types;
   model.sliding_window = size.window;

@@ -41,7 +41,7 @@ void check_source(const Config& config) {
     }
   }
   if (!missing.empty()) {
-    refuse(config, {}, format("section model lacks {}", missing),
+    refuse(config, {"model.hf_path", "model.preset"}, format("section model lacks {}", missing),
            format("give them, or model.preset: {} (or another size), or model.hf_path: a Hugging Face folder",
                   model.family == "gemma4" ? "gemma4-e4b" : "qwen3-0.6b"));
   }
@@ -190,7 +190,9 @@ void check_gemma4(const Config& config) {
   check_partial_rotary(config);
   check_shared_layers(config);
   check_count(config, "model.hidden_size_per_layer_input", config.model.hidden_size_per_layer_input, 0);
-  check_not_negative(config, "model.final_logit_softcapping", config.model.final_logit_softcapping);
+  if (config.model.final_logit_softcapping != 0) {  // 0: none
+    check_positive(config, "model.final_logit_softcapping", config.model.final_logit_softcapping);
+  }
 }
 
 }  // namespace

@@ -280,6 +280,11 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
   apply_all(assignments, given);
   Config config;
   config.model = base_model(given);
+  if (!config.model.hf_path.empty()) {
+    for (const Key& key : key_table()) {
+      if (key.section == "model") config.origin[key.full_name()] = config.model.hf_path + "/config.json";
+    }
+  }
   apply_all(assignments, config);
   return config;
 }

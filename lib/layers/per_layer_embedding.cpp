@@ -12,69 +12,71 @@ Range units_of(const Communicator& tensor, int64_t width, int64_t block) {
   return split_units(width / block, tensor.size())[static_cast<size_t>(tensor.rank())];
 }
 
-// One run per layer: its columns of P. `block` is how many of them a row of storage holds.
-std::vector<RowRun> runs_per_layer(int64_t layers, int64_t units, Range mine, int64_t rows_per_unit) {
+// Rows [units.begin, units.end) · rows_per_unit of a tensor's P rows, once for each of `layers` such blocks.
+std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, int64_t rows_per_unit) {
   std::vector<RowRun> runs;
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const Range global{(layer * units + mine.begin) * rows_per_unit, (layer * units + mine.end) * rows_per_unit};
-    runs.push_back({global, layer * mine.size() * rows_per_unit});
+    const int64_t first = layer * units_in_all;
+    const Range global{(first + units.begin) * rows_per_unit, (first + units.end) * rows_per_unit};
+    runs.push_back({global, layer * units.size() * rows_per_unit});
   }
   return runs;
 }
 
-WeightId add_weight(ParameterTable& table, Parameter parameter, int64_t rows) {
+// A parameter whose runs are this rank's whole weight.
+WeightId add_weight(ParameterTable& table, Parameter parameter) {
   Weight weight;
   weight.name = parameter.name;
-  weight.rows = rows;
+  for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
   weight.decay = parameter.shape.size() > 1;
   weight.parameters = {std::move(parameter)};
   return table.add(std::move(weight));
 }
 
+Parameter cut_on_rows(const std::string& name, const std::vector<int64_t>& shape, std::vector<RowRun> runs) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.shape = shape;
+  parameter.runs = std::move(runs);
+  return parameter;
+}
+
+Parameter cut_on_columns(const std::string& name, const std::vector<int64_t>& shape, std::vector<RowRun> runs,
+                         int64_t column_block) {
+  Parameter parameter = cut_on_rows(name, shape, std::move(runs));
+  parameter.transposed = true;
+  parameter.column_block = column_block;
+  return parameter;
+}
+
 // Cut by columns, whole vocabulary on every rank: lookups stay local, and so do their gradients.
 WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
-  Parameter parameter;
-  parameter.name = spec.table;
-  parameter.shape = {spec.vocab_size, spec.layers * spec.width};
-  parameter.transposed = true;
-  parameter.column_block = spec.block;
-  parameter.runs = runs_per_layer(spec.layers, spec.width / spec.block, units, 1);
-  return add_weight(table, std::move(parameter), spec.layers * units.size());
+  Parameter parameter = cut_on_columns(spec.table, {spec.vocab_size, spec.layers * spec.width},
+                                       runs_of(spec.layers, spec.width / spec.block, units, 1), spec.block);
+  parameter.zero_row = spec.frozen_token;
+  return add_weight(table, std::move(parameter));
 }
 
 WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
-  Parameter parameter;
-  parameter.name = spec.projection;
-  parameter.shape = {spec.layers * spec.width, spec.hidden_size};
-  parameter.runs = runs_per_layer(spec.layers, spec.width / spec.block, units, spec.block);
-  return add_weight(table, std::move(parameter), spec.layers * units.size() * spec.block);
+  return add_weight(table, cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
+                                       runs_of(spec.layers, spec.width / spec.block, units, spec.block)));
 }
 
 WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
-  Parameter parameter;
-  parameter.name = spec.norm;
-  parameter.shape = {spec.width};
+  Parameter parameter = cut_on_rows(spec.norm, {spec.width}, runs_of(1, spec.width / spec.block, units, spec.block));
   parameter.init = Init::kOnes;
-  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
-  return add_weight(table, std::move(parameter), units.size() * spec.block);
+  return add_weight(table, std::move(parameter));
 }
 
 WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
-  Parameter parameter;
-  parameter.name = spec.gate;
-  parameter.shape = {spec.width, spec.hidden_size};
-  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
-  return add_weight(table, std::move(parameter), units.size() * spec.block);
+  return add_weight(table, cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
+                                       runs_of(1, spec.width / spec.block, units, spec.block)));
 }
 
 WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
-  Parameter parameter;
-  parameter.name = spec.projection;
-  parameter.shape = {spec.hidden_size, spec.width};
-  parameter.transposed = true;
-  parameter.runs = {{{units.begin * spec.block, units.end * spec.block}, 0}};
-  return add_weight(table, std::move(parameter), units.size() * spec.block);
+  return add_weight(table, cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
+                                          runs_of(1, spec.width / spec.block, units, spec.block), 1));
 }
 
 }  // namespace
@@ -89,10 +91,6 @@ PerLayerEmbedding::PerLayerEmbedding(ParameterTable& table, const Communicator& 
       table_(add_table(table, spec, units_)),
       projection_(add_projection(table, spec, units_)),
       norm_(add_norm(table, spec, units_)) {}
-
-ops::PerLayerProjection PerLayerEmbedding::projection(const LayerContext& ctx, const Saved& saved) const {
-  return {saved.projected, saved.squares, ctx.weights.acquire_forward(norm_)};
-}
 
 Tensor PerLayerEmbedding::of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer) {
   const int64_t tokens = ctx.region.tokens();
@@ -116,19 +114,22 @@ void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, c
   const Tensor looked_up = ctx.scratch.allocate("per-layer lookup", ctx.activation, {t, spec_.layers * width});
   ops::column_embedding_forward(ctx.stream, lookup_, tokens, ctx.weights.acquire_forward(table_), spec_.block,
                                 looked_up);
-  ops::per_layer_input_forward(ctx.stream, params_, projection(ctx, saved), looked_up, saved.inputs);
+  ops::per_layer_input_forward(ctx.stream, params_,
+                               {saved.projected, saved.squares, ctx.weights.acquire_forward(norm_)}, looked_up,
+                               saved.inputs);
 }
 
 void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& x, Saved& saved,
                                  const Tensor& d_x) const {
   const ArenaScope scope(ctx.scratch);
   const int64_t t = ctx.region.tokens();
+  const ops::PerLayerProjection projection{saved.projected, saved.squares, ctx.weights.acquire_backward(norm_)};
   const Tensor dots = ctx.scratch.allocate("per-layer dots", DType::kF32, {t, spec_.layers});
-  ops::per_layer_dots(ctx.stream, params_, projection(ctx, saved), saved.d_inputs, dots);
+  ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, dots);
   ctx.region.group().all_reduce(ctx.stream, dots, ReduceOp::kSum);
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
-  ops::per_layer_input_backward(ctx.stream, params_, projection(ctx, saved), saved.d_inputs, dots, saved.projected,
-                                d_looked_up, ctx.weights.gradient(norm_));
+  ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
+                                ctx.weights.gradient(norm_));
   ctx.weights.gradient_done(norm_);
   ops::column_embedding_backward(ctx.stream, lookup_, tokens, d_looked_up, spec_.block, ctx.weights.gradient(table_));
   ctx.weights.gradient_done(table_);

@@ -45,8 +45,6 @@ class PerLayerEmbedding {
   static Tensor of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer);
 
  private:
-  ops::PerLayerProjection projection(const LayerContext& ctx, const Saved& saved) const;
-
   PerLayerEmbeddingSpec spec_;
   Range units_;
   ops::LookupParams lookup_;

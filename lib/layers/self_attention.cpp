@@ -72,11 +72,11 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
       q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)) {
   INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
               "{}: values that are shared or taken from the keys are normed", spec.prefix);
-  if (spec.borrows) {  // released files have them, Hugging Face does not write them again
+  if (!spec.borrows) {
+    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true);
+  } else {  // released files have them, Hugging Face does not write them again
     for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) table.add_unused(spec.prefix + name);
   }
-  if (!spec.borrows)
-    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true);
 }
 
 int64_t SelfAttention::kv_width() const {
@@ -112,12 +112,9 @@ ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
   return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window};
 }
 
-ops::HeadNormRope SelfAttention::query_norm(const LayerContext& ctx) const {
-  return {ctx.weights.acquire_forward(q_norm_), static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
-}
-
-ops::HeadNormRope SelfAttention::key_norm(const LayerContext& ctx) const {
-  return {ctx.weights.acquire_forward(*k_norm_), static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
+// Of queries and keys.
+ops::HeadNormRope SelfAttention::head_norm(const LayerContext& ctx, const Tensor& weight) const {
+  return {weight, static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
 }
 
 ops::HeadNormRope SelfAttention::value_norm() const {
@@ -129,12 +126,14 @@ SelfAttention::Heads SelfAttention::prepare(const LayerContext& ctx, const Tenso
   const int64_t tokens = ctx.region.tokens();
   Heads heads;
   heads.q = per_head(ctx.scratch.allocate("q rotated", ctx.activation, {tokens, query_width()}));
-  ops::head_norm_rope_forward(ctx.stream, query_norm(ctx), raw(qkv, Kind::kQuery), heads.q);
+  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.weights.acquire_forward(q_norm_)), raw(qkv, Kind::kQuery),
+                              heads.q);
   const Tensor kv = shared != nullptr ? shared->kv : ctx.scratch.allocate("k, v", ctx.activation, {tokens, kv_width()});
   heads.k = final_kv(kv, Kind::kKey);
   heads.v = spec_.normed_values ? final_kv(kv, Kind::kValue) : raw(qkv, Kind::kValue);
   if (spec_.borrows) return heads;
-  ops::head_norm_rope_forward(ctx.stream, key_norm(ctx), raw(qkv, Kind::kKey), heads.k);
+  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.weights.acquire_forward(*k_norm_)), raw(qkv, Kind::kKey),
+                              heads.k);
   if (spec_.normed_values) {
     ops::head_norm_rope_forward(ctx.stream, value_norm(), raw(qkv, Kind::kValue), heads.v);
   }
@@ -174,8 +173,8 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
         .backward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse, per_head(d_out),
                   delta, d_q, final_kv(d_kv, Kind::kKey), d_v);
 
-    ops::head_norm_rope_backward(ctx.stream, query_norm(ctx), d_q, raw(saved.qkv, Kind::kQuery), ops::Write::kSet, d_q,
-                                 ctx.weights.gradient(q_norm_));
+    ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, ctx.weights.acquire_backward(q_norm_)), d_q,
+                                 raw(saved.qkv, Kind::kQuery), ops::Write::kSet, d_q, ctx.weights.gradient(q_norm_));
     ctx.weights.gradient_done(q_norm_);
     if (shared != nullptr) ops::add(ctx.stream, shared->d_kv, d_kv, shared->d_kv);
     if (!spec_.borrows) {
@@ -189,8 +188,9 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
 // From the gradients of the final keys and values to those of their raw heads in d_qkv.
 void SelfAttention::key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv,
                                        const Tensor& d_qkv) const {
-  ops::head_norm_rope_backward(ctx.stream, key_norm(ctx), final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey),
-                               ops::Write::kSet, raw(d_qkv, Kind::kKey), ctx.weights.gradient(*k_norm_));
+  ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, ctx.weights.acquire_backward(*k_norm_)),
+                               final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey), ops::Write::kSet,
+                               raw(d_qkv, Kind::kKey), ctx.weights.gradient(*k_norm_));
   ctx.weights.gradient_done(*k_norm_);
   if (!spec_.normed_values) return;  // theirs is there already
   // Values that are the raw keys add to what the keys have left.

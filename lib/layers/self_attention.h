@@ -66,8 +66,7 @@ class SelfAttention {
   ops::HeadView per_head(const Tensor& out) const;
   ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;
-  ops::HeadNormRope query_norm(const LayerContext& ctx) const;
-  ops::HeadNormRope key_norm(const LayerContext& ctx) const;
+  ops::HeadNormRope head_norm(const LayerContext& ctx, const Tensor& weight) const;
   ops::HeadNormRope value_norm() const;
   Heads prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const;
   void key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv, const Tensor& d_qkv) const;

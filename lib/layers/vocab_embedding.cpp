@@ -9,7 +9,7 @@
 namespace invar {
 
 VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, const std::string& name,
-                           int64_t vocab_size, int64_t hidden_size) {
+                           int64_t vocab_size, int64_t hidden_size, int64_t frozen_token) {
   const auto units = split_units(vocab_units(vocab_size), tensor.size());
   const Range mine = units[static_cast<size_t>(tensor.rank())];
   VocabTable vocabulary;
@@ -20,6 +20,7 @@ VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, co
   Parameter parameter;
   parameter.name = name;
   parameter.shape = {vocab_size, hidden_size};
+  parameter.zero_row = frozen_token;
   const Range real = intersect(vocabulary.rows, {0, vocab_size});
   if (!real.empty()) parameter.runs = {{real, 0}};
   Weight weight;

@@ -13,6 +13,10 @@ double rounded_scale(double scale, DType dtype) {
   return dtype == DType::kBF16 ? static_cast<float>(BF16(single)) : single;
 }
 
+void offer(const LayerContext& ctx, const std::string& name, const Tensor& local, int64_t first_row) {
+  if (ctx.sink != nullptr && ctx.sink->wants(name)) ctx.sink->record(name, local, first_row);
+}
+
 }  // namespace
 
 DecoderSpec decoder_spec(const ModelConfig& config) {
@@ -27,7 +31,8 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
       replicas_(groups),
       region_(*groups.tensor, options.sequence_parallel),
       weights_(table_) {
-  const VocabTable tokens = add_vocab_table(table_, *groups.tensor, spec.embedding, spec.vocab_size, spec.hidden_size);
+  const VocabTable tokens =
+      add_vocab_table(table_, *groups.tensor, spec.embedding, spec.vocab_size, spec.hidden_size, spec.frozen_token);
   const ops::LookupParams lookup{static_cast<float>(rounded_scale(spec.embedding_scale, options.dtype)),
                                  spec.frozen_token};
   embedding_ = std::make_unique<VocabEmbedding>(tokens, lookup);
@@ -108,8 +113,7 @@ Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& b
       layers_[i].forward(ctx, shared, h, h_out, saved_[i]);
     }
     h = h_out;
-    const std::string name = format("hidden.{}", i);
-    if (ctx.sink != nullptr && ctx.sink->wants(name)) ctx.sink->record(name, h, local.begin);
+    offer(ctx, format("hidden.{}", i), h, local.begin);
   }
   return h;
 }
@@ -120,10 +124,7 @@ void DecoderModel::backward_layers(const LayerContext& ctx, const MicroBatch& ba
     const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
     if (options_.recompute == RecomputeKind::kFull) layers_[i].forward(ctx, shared, saved_[i].h, Tensor(), saved_[i]);
     layers_[i].backward(ctx, shared, saved_[i], d_h);
-    const std::string name = format("d_kv.{}", i);
-    if (shared.kv != nullptr && ctx.sink != nullptr && ctx.sink->wants(name)) {
-      ctx.sink->record(name, shared.kv->d_kv, 0);
-    }
+    if (shared.kv != nullptr) offer(ctx, format("d_kv.{}", i), shared.kv->d_kv, 0);
   }
   if (per_layer_ != nullptr) per_layer_->backward(ctx, batch.tokens, saved_.front().h, per_layer_saved_, d_h);
   embedding_->backward(ctx, batch.tokens, d_h);

@@ -24,8 +24,10 @@ void fill_rows(const Parameter& parameter, const RowRun& run, int64_t cols, cons
   for (int64_t i = 0; i < run.global.size(); ++i) {
     const int64_t row = run.global.begin + i;
     for (int64_t col = 0; col < cols; ++col) {
+      const int64_t logical_row = parameter.transposed ? col / parameter.column_block : row;
       const auto index = static_cast<uint64_t>(parameter.logical_index(row, col));
-      const double value = parameter.init == Init::kOnes ? 1.0 : std * random.normal(index);
+      double value = parameter.init == Init::kOnes ? 1.0 : std * random.normal(index);
+      if (logical_row == parameter.zero_row) value = 0;
       out[i * cols + col] = static_cast<T>(static_cast<float>(value));
     }
   }

@@ -29,6 +29,7 @@ struct Parameter {
   bool transposed = false;     // stored (shape[1] / column_block, shape[0] · column_block)
   int64_t column_block = 1;    // of a transposed one
   Init init = Init::kNormal;
+  int64_t zero_row = -1;  // logical row that starts at zero whatever init says: Hugging Face's padding_idx; −1: none
   std::vector<RowRun> runs;
   Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
   bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it

@@ -2,7 +2,6 @@
 import json
 import random
 import re
-import resource
 import shutil
 import struct
 import subprocess
@@ -276,70 +275,6 @@ class Export(ExportedRun):
         header.pop("__metadata__", None)
         return {name: data[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]]
                 for name, entry in header.items()}
-
-
-class Plan(JobTest):
-    # Hugging Face's counts of the models, Gemma's without its layer scalars, which are buffers there.
-    PARAMETERS = {"gemma4_e2b": 4628569344, "gemma4_e4b": 7463013376, "gemma4_12b": 11907350272,
-                  "gemma4_31b": 30697345280, "qwen3_0.6b": 596049920, "qwen3_1.7b": 1720574976, "qwen3_4b": 4022468096, "qwen3_8b": 8190735360,
-                  "qwen3_14b": 14768307200, "qwen3_32b": 32762123264}
-
-    def plan(self, config, world, *overrides):
-        """In 1 GiB of address space: nothing of the model's size is allocated."""
-        arguments = invar_job.command(["plan", config, "--world", world, *overrides])
-        limit = resource.RLIM_INFINITY if invar_job.SANITIZED else 1 << 30
-        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True, timeout=20 * invar_job.SLOWER,
-                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
-        return invar_job.Outcome(done.returncode, done.stdout, done.stderr, 0)
-
-    def test_every_config(self):
-        configs = sorted((ROOT / "configs").glob("*.yaml"))
-        self.assertGreaterEqual(len(configs), len(self.PARAMETERS) + 1)
-        for config in configs:
-            for world in (1, 8, 64):
-                with self.subTest(config.name, world=world):
-                    # One rank cannot be cut, and the small configs have too few samples for 64 replicas.
-                    fit = ["parallel.tensor=1", "parallel.sequence=false"] if world == 1 else []
-                    if config.stem not in self.PARAMETERS:
-                        fit.append("train.global_batch_size=auto")
-                    outcome = self.plan(config, world, *fit)
-                    self.assertEqual(outcome.code, 0, outcome)
-                    self.assertRegex(outcome.stdout, rf"(?m)^ranks +{world} = tensor \d+ x data \d+$")
-                    found = re.search(r"^parameters +([\d,]+)( and \d+ untrained)?$", outcome.stdout, re.M)
-                    count = int(found[1].replace(",", ""))
-                    self.assertEqual(count, self.PARAMETERS.get(config.stem, count))
-
-    def test_tensor_parallelism_shares_the_per_layer_table(self):
-        """2.8 of E4B's 7.5 billion parameters: were each rank to hold them all, memory would not fall like this."""
-        held = {}
-        for tensor in (1, 2, 4, 8):
-            out = self.plan(ROOT / "configs" / "gemma4_e4b.yaml", 8, f"parallel.tensor={tensor}",
-                            f"parallel.sequence={'true' if tensor > 1 else 'false'}").stdout
-            held[tensor] = float(re.search(r"^ +0 +([\d.]+)", out, re.M)[1])
-            self.assertIn(f"per-layer   0-{256 // tensor - 1}", out)
-        for tensor in (2, 4, 8):
-            self.assertLess(held[tensor], 1.1 * held[1] / tensor)  # beyond two ranks KV heads are copied
-
-    def test_refuses_bad_worlds(self):
-        config = ROOT / "configs" / "qwen3_8b.yaml"
-        for world, expected in ((3, "3 ranks cannot be cut"), (6, "6 ranks cannot be cut"), (0, "--world"),
-                                (-4, "--world"), ("many", "--world")):
-            with self.subTest(world=world):
-                self.check_failure(self.plan(config, world), USAGE, expected)
-        self.check_failure(self.plan(config, 12, "parallel.tensor=3"), USAGE, "parallel.tensor = 3 does not divide")
-
-    def test_memory_is_what_a_run_takes(self):
-        for layout, ranks in (({}, None), ({"tensor": 2, "sequence": "true"}, 4), ({"tensor": 3, "uneven": "true"}, 3)):
-            with self.subTest(layout=layout):
-                wide = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}  # so that 0.1 MiB is little
-                config = self.config(parallel=layout, model=wide, train={"steps": 1})
-                run = self.succeed("train", config, ranks=ranks).stdout
-                found = re.search(r"memory of rank 0: (\S+) MiB \(parameters (\S+) MiB, gradients (\S+) MiB, "
-                                  r"optimizer (\S+) MiB, activations (\S+) MiB", run)
-                planned = self.succeed("plan", self.folder / config, "--world", ranks or 1).stdout
-                row = re.search(r"^ +0((?: +[\d.]+){7})  q", planned, re.M)[1].split()
-                self.assertEqual(list(found.groups()), [row[6], *row[:4]])
-                self.assertGreater(float(row[6]), 10)
 
 
 class Parity(JobTest):

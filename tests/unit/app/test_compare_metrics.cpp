@@ -53,6 +53,18 @@ TEST_CASE("Each field has its largest difference and its first steps") {
   CHECK_FALSE(found.inside());
 }
 
+TEST_CASE("The gradient norm has a tolerance of its own") {
+  const auto inside = [](double norm_rtol) {
+    const MetricsTable a = {{1, {{"loss", 2.0}, {"grad_norm", 10.0}}}};
+    const MetricsTable b = {{1, {{"loss", 2.0}, {"grad_norm", 10.1}}}};
+    return compare_metrics(a, b, {0, 1e-4, false, norm_rtol}).inside();
+  };
+  CHECK_FALSE(inside(1e-4));
+  CHECK(inside(0.02));
+  const MetricsTable a = {{1, {{"loss", 2.0}}}}, b = {{1, {{"loss", 2.01}}}};
+  CHECK_FALSE(compare_metrics(a, b, {0, 1e-4, false, 0.02}).inside());
+}
+
 TEST_CASE("The band of metrics is atol + rtol times the value of B") {
   const auto inside = [](double a, double b, const Tolerance& tolerance) {
     return compare_metrics(table_of(line(1, a)), table_of(line(1, b)), tolerance).inside();

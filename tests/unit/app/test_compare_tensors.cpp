@@ -142,10 +142,12 @@ TEST_CASE("Other shapes, other types and missing names are differences") {
   const TemporaryFolder folder;
   Hdf5Writer writer(folder / "wide.h5");
   writer.write<double>("x", Shape{1}, std::vector<double>{1});
+  writer.write<int32_t>("i", Shape{1}, std::vector<int32_t>{1});
   writer.finish();
   const FileDifference types =
-      compare_tensors(*dump_of(folder, "a.h5", {{"x", {1}, {1}}}), *open_dump(folder / "wide.h5"), {});
-  CHECK(types.tensors.at(0).mismatch == "type f32 in A, f64 in B");
+      compare_tensors(*dump_of(folder, "a.h5", {{"x", {1}, {1}}, {"i", {1}, {1}}}), *open_dump(folder / "wide.h5"), {});
+  CHECK(types.tensors.at(0).mismatch == "type f32 in A, i32 in B");
+  CHECK(types.tensors.at(1).verdict == Verdict::kEqual);  // the same number in fp32 and fp64
   CHECK_FALSE(types.inside());
   require_error(ErrorKind::kConfig, {"no tensor in common"}, [] { compare({{"x", {1}, {1}}}, {{"y", {1}, {1}}}); });
 }
@@ -293,4 +295,24 @@ TEST_CASE("Of gradients the worst ten and all that are outside are listed") {
   found = compare(a, b);
   CHECK(lines_with(describe(found, false), "OUTSIDE") == 15);
   CHECK(lines_with(describe(found, false), "… and 15 more within their bands") == 1);
+}
+
+TEST_CASE("Weights of a multimodal release beside those of the text model alone") {
+  const TemporaryFolder folder;
+  const auto write = [&](const std::string& file, DType dtype, const std::vector<std::string>& names) {
+    std::vector<SafetensorsSpec> specs;
+    for (const std::string& name : names) specs.push_back({name, dtype, {2}});
+    SafetensorsWriter writer(folder / file, specs);
+    for (const std::string& name : names) writer.write_rows(name, 0, 2, Values{1, 2});
+    writer.finish();
+    return open_safetensors(folder / file);
+  };
+  const auto released = write("a.safetensors", DType::kBF16,
+                              {"model.language_model.norm.weight", "model.vision_tower.x", "model.embed_audio.y"});
+  const auto exported = write("b.safetensors", DType::kF32, {"model.norm.weight"});
+  const FileDifference found = compare_tensors(*released, *exported, kExact);
+  CHECK(names_of(found) == std::vector<std::string>{"model.norm.weight"});
+  CHECK(found.inside());
+  const auto more = write("c.safetensors", DType::kF32, {"model.norm.weight", "model.smell_tower.z"});
+  CHECK(compare_tensors(*released, *more, kExact).only_b == std::vector<std::string>{"model.smell_tower.z"});
 }

@@ -187,6 +187,27 @@ TEST_CASE("Datasets that are not as expected are refused by file and name") {
   require_error(ErrorKind::kData, {"a.h5", "attribute 'step'", "another type"}, [&] { reader.text_attribute("step"); });
 }
 
+// A byte of the file at a time is inverted. HDF5 guards little with checksums, so that some damage shows as other
+// values or names; but a dataset whose description cannot be read is an error, not an absence.
+TEST_CASE("A dataset that is damaged is not taken for one that is not there") {
+  const TemporaryFolder folder;
+  sound_file(folder);
+  std::string whole = folder.read("sound.h5");
+  int damaged = 0;
+  for (char& byte : whole) {
+    byte = static_cast<char>(~byte);
+    folder.write("damaged.h5", whole);
+    byte = static_cast<char>(~byte);
+    try {
+      (void)Hdf5Reader(folder / "damaged.h5").names();
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::kData);
+      damaged += contains(error.what(), "dataset 'x'") ? 1 : 0;
+    }
+  }
+  CHECK(damaged > 20);
+}
+
 TEST_CASE("Misuse of a writer is a fault") {
   const TemporaryFolder folder;
   Hdf5Writer writer(folder / "a.h5");

@@ -191,7 +191,8 @@ TEST_CASE("gemma4 shared layers, per-layer inputs and softcap") {
   accepts(set(&M::hidden_size_per_layer_input, 0));
   refuses(set(&M::hidden_size_per_layer_input, -1), "model.hidden_size_per_layer_input = -1 must be 0 to", "at least");
   accepts(set(&M::final_logit_softcapping, 0));
-  refuses(set(&M::final_logit_softcapping, -1), "model.final_logit_softcapping = -1 must be 0 or more", "0 or more");
+  refuses(set(&M::final_logit_softcapping, -1), "model.final_logit_softcapping = -1 must be above 0", "above 0");
+  refuses(set(&M::final_logit_softcapping, 1e-60), "in fp32, where it becomes 0", "above 0");
 }
 
 TEST_CASE("tensor cuts whole units of a gemma4 model") {

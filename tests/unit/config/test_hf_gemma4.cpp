@@ -139,6 +139,8 @@ TEST_CASE("both forms of the full layers' sizes are read alike") {
   refuses(per_layer(R"({"1": {"intermediate_size": 4}})"), "per_layer_config.1.intermediate_size is not supported",
           "only head_dim");
   refuses(per_layer(R"({"1": {"head_dim": "x"}})"), "per_layer_config.1.head_dim must be an integer", "again");
+  refuses(per_layer(R"({"1": {"head_dim": 9223372036854775808}})"),
+          "per_layer_config.1.head_dim must be an integer below 2^63, not 9223372036854775808", "again");
   refuses(per_layer(R"({"1": 3})"), "per_layer_config.1 must be an object, not 3", "again");
 }
 

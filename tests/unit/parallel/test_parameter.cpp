@@ -33,6 +33,34 @@ struct Memory {
 
 }  // namespace
 
+TEST_CASE("the zero row starts at zero, in every form of storage, and no other does") {
+  const Stream stream(DeviceType::kCpu);
+  struct Form {
+    bool transposed;
+    int64_t column_block;
+  };
+  for (const auto& [transposed, block] : {Form{false, 1}, Form{true, 1}, Form{true, 3}}) {
+    Parameter p = matrix("w", 0, 0, {0, 0});
+    p.shape = {10, 6};
+    p.transposed = transposed;
+    p.column_block = block;
+    p.zero_row = 4;
+    p.runs = {{{0, p.rows()}, 0}};
+    const int64_t rows = p.rows(), cols = p.cols();
+    Memory memory;
+    ParameterTable table;
+    table.add(weight_of(p, rows, cols));
+    table.allocate(memory.values, memory.gradients, DType::kF32);
+    initialise(table, stream, 7, 0.02);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) {
+        const bool zero = p.logical_index(row, col) / 6 == 4;
+        CHECK((table.flat_values().data<float>()[row * cols + col] == 0.0f) == zero);
+      }
+    }
+  }
+}
+
 TEST_CASE("initial weights do not depend on how a tensor is cut") {
   const Stream stream(DeviceType::kCpu, 2);
   for (const bool transposed : {false, true}) {
