@@ -16,6 +16,8 @@ enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class RecomputeKind : uint8_t { kNone, kFull };
 enum class ScheduleKind : uint8_t { kConstant, kCosine, kLinear, kWsd };
 enum class DataKind : uint8_t { kMock, kTokens, kMegatron };
+enum class NonfinitePolicy : uint8_t { kSkip, kStop };
+enum class SaveFailurePolicy : uint8_t { kContinue, kStop };
 
 // Hugging Face field names. 0 means "not given": a preset, hf_path or the explicit field must set it.
 struct ModelConfig {
@@ -80,6 +82,11 @@ struct TrainConfig {
   int64_t eval_every = 0;    // 0: never
   int64_t eval_batches = 8;  // global batches per evaluation
 
+  double exit_after_minutes = 0;  // of this run; then save and end with code 75; 0: never
+  int64_t exit_after_steps = 0;   // the same, in steps of this run
+  NonfinitePolicy on_nonfinite = NonfinitePolicy::kStop;
+  double spike_zscore = 6.0;  // standard deviations above the mean of recent losses that are reported; 0: never
+
   bool operator==(const TrainConfig&) const = default;
 };
 
@@ -107,9 +114,12 @@ struct ScheduleConfig {
 struct DataConfig {
   DataKind kind = DataKind::kMock;
   std::string path;                  // tokens: the .bin file; megatron: the prefix of .bin and .idx
+  std::string blend;                 // instead of path: "0.7 a.bin 0.3 b.bin"
+  std::string cache_dir;             // megatron: where built orders are kept; empty: in memory
   std::string token_dtype;           // tokens without a known header: uint16 | uint32
   int64_t eod_id = -1;               // −1: vocab_size − 1
   bool eod_mask_loss = false;        // positions whose input is eod_id do not count in the loss
+  bool reset_at_eod = false;         // attention and positions start anew after eod_id
   double validation_fraction = 0.0;  // tail of the data kept for evaluation (kinds tokens and mock)
   std::string split = "969, 30, 1";  // megatron: weights of train, validation, test
 
@@ -117,9 +127,12 @@ struct DataConfig {
 };
 
 struct CheckpointConfig {
-  std::string dir;
+  std::string dir;  // empty: log.dir/checkpoints if `every` is set
   int64_t every = 0;
   int64_t keep = 2;
+  int64_t keep_every = 0;  // checkpoints of its multiples stay for good; 0: none
+  bool async = true;
+  SaveFailurePolicy on_error = SaveFailurePolicy::kContinue;
   std::string resume = "auto";  // auto | never | PATH
   std::string export_dir;       // Hugging Face folder written at the end of training; empty: none
 

@@ -41,6 +41,14 @@ template <>
 struct Words<DataKind> {
   static constexpr std::string_view kNames[] = {"mock", "tokens", "megatron"};
 };
+template <>
+struct Words<NonfinitePolicy> {
+  static constexpr std::string_view kNames[] = {"skip", "stop"};
+};
+template <>
+struct Words<SaveFailurePolicy> {
+  static constexpr std::string_view kNames[] = {"continue", "stop"};
+};
 
 // The YAML word of an enum value, for messages.
 template <typename E>
@@ -49,8 +57,9 @@ constexpr std::string_view word_of(E value) {
 }
 
 // One member of a Config.
-using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
-                           DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*>;
+using Field =
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
+                 DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*, NonfinitePolicy*, SaveFailurePolicy*>;
 
 // A YAML scalar as written. `quoted`: it stood in quotes, or was a block of text.
 struct Scalar {
