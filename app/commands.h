@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <functional>
 #include <optional>
 #include <string>
@@ -18,6 +19,12 @@ struct TrainArguments {
   std::vector<std::string> overrides;
 };
 int train(const TrainArguments& arguments, MpiSession& session);
+
+// The exit code of a run that stopped early with a checkpoint to go on from.
+inline constexpr int kRestartMe = 75;
+
+// From now on SIGUSR1, SIGUSR2 and SIGTERM only store their number where this points: the run saves and ends.
+const volatile std::sig_atomic_t* catch_stop_signals();
 
 struct PlanArguments {
   std::string config;
@@ -45,6 +52,36 @@ struct CompareArguments {
   bool all = false;                 // list every tensor
 };
 int compare(const CompareArguments& arguments, MpiSession& session);
+
+// What a checkpoint holds. `path`: a checkpoint, or a folder of them, of which the latest.
+struct InspectArguments {
+  std::string path;
+  bool verify = false;   // read everything, check every sum
+  bool tensors = false;  // list them
+};
+int inspect(const InspectArguments& arguments, MpiSession& session);
+
+// A checkpoint's weights as a Hugging Face folder. Streams, by one rank alone.
+struct ExportArguments {
+  std::string path;
+  std::string folder;
+  std::string dtype;  // fp32 or bf16; empty: numerics.precision of the run
+};
+int export_checkpoint(const ExportArguments& arguments, MpiSession& session);
+
+// A Hugging Face folder as a checkpoint of step 0 without moments. Streams, by one rank alone.
+struct ImportArguments {
+  std::string hf_folder;
+  std::string checkpoints;  // a new folder of checkpoints
+};
+int import_weights(const ImportArguments& arguments, MpiSession& session);
+
+// Validation loss of a checkpoint, at any layout, with the config it was saved with under the overrides.
+struct EvalArguments {
+  std::string path;
+  std::vector<std::string> overrides;
+};
+int eval(const EvalArguments& arguments, MpiSession& session);
 
 // A failure of the set-up, on which all ranks have agreed: this rank reports it, ...
 struct SetupError {

@@ -47,10 +47,18 @@ struct CommandLine {
   invar::app::PlanArguments plan;
   invar::app::ParityArguments parity;
   invar::app::CompareArguments compare;
+  invar::app::EvalArguments eval;
+  invar::app::InspectArguments inspect;
+  invar::app::ExportArguments to_hf;
+  invar::app::ImportArguments from_hf;
   CLI::App* train_command = nullptr;
   CLI::App* plan_command = nullptr;
   CLI::App* parity_command = nullptr;
   CLI::App* compare_command = nullptr;
+  CLI::App* eval_command = nullptr;
+  CLI::App* inspect_command = nullptr;
+  CLI::App* export_command = nullptr;
+  CLI::App* import_command = nullptr;
   CLI::App* keys_command = nullptr;
 
   CommandLine() {
@@ -86,7 +94,29 @@ struct CommandLine {
     compare_command->add_flag("--exact", compare.exact, "every bit must be equal");
     compare_command->add_flag("--all", compare.all, "list every gradient and weight");
 
+    add_checkpoint_commands();
     keys_command = app.add_subcommand("keys", "List every config key with type, default and meaning");
+  }
+
+  void add_checkpoint_commands() {
+    const std::string path_help = "a checkpoint, or a folder of checkpoints, of which the latest";
+    eval_command = app.add_subcommand("eval", "Validation loss of a checkpoint; alone, or under mpirun or srun");
+    eval_command->add_option("checkpoint", eval.path, path_help)->required();
+    eval_command->add_option("overrides", eval.overrides, "section.key=value, over the config it was saved with");
+
+    inspect_command = app.add_subcommand("inspect", "Show what a checkpoint holds");
+    inspect_command->add_option("checkpoint", inspect.path, path_help)->required();
+    inspect_command->add_flag("--verify", inspect.verify, "read all of it and check every sum");
+    inspect_command->add_flag("--tensors", inspect.tensors, "list the tensors");
+
+    export_command = app.add_subcommand("export", "Write a checkpoint's weights as a Hugging Face folder");
+    export_command->add_option("checkpoint", to_hf.path, path_help)->required();
+    export_command->add_option("folder", to_hf.folder, "new, or without weights")->required();
+    export_command->add_option("--dtype", to_hf.dtype, "fp32 or bf16; the run's precision unless given");
+
+    import_command = app.add_subcommand("import", "Make a checkpoint, with fresh moments, of a Hugging Face folder");
+    import_command->add_option("hf_folder", from_hf.hf_folder, "config.json and safetensors")->required();
+    import_command->add_option("checkpoints", from_hf.checkpoints, "a new folder, for checkpoint.resume")->required();
   }
 };
 
@@ -108,6 +138,10 @@ int run(const CommandLine& line, invar::MpiSession& session) {
   if (*line.train_command) return invar::app::train(line.train, session);
   if (*line.plan_command) return invar::app::plan(line.plan, session);
   if (*line.parity_command) return invar::app::parity(line.parity, session);
+  if (*line.eval_command) return invar::app::eval(line.eval, session);
+  if (*line.inspect_command) return invar::app::inspect(line.inspect, session);
+  if (*line.export_command) return invar::app::export_checkpoint(line.to_hf, session);
+  if (*line.import_command) return invar::app::import_weights(line.from_hf, session);
   if (*line.compare_command) return invar::app::compare(line.compare, session);
   if (session.world().rank() == 0) invar::app::print_line(invar::describe_keys());
   return 0;

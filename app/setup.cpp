@@ -1,4 +1,5 @@
 #include <sched.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,6 +26,20 @@ void together(Communicator& world, const std::function<void()>& part) {
       all_reduce_value(world, first == world.rank() ? static_cast<int64_t>(mine->kind()) : int64_t{0}, ReduceOp::kMax);
   if (first == world.rank()) throw SetupError{*mine};
   throw ReportedElsewhere{static_cast<int>(code)};
+}
+
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;  // a handler reaches nothing but globals
+
+}  // namespace
+
+const volatile std::sig_atomic_t* catch_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int number) { stop_signal = number; };
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGUSR1, SIGUSR2, SIGTERM}) sigaction(number, &action, nullptr);
+  return &stop_signal;
 }
 
 void check_device(const Config& config) {

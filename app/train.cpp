@@ -20,15 +20,16 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   const ProcessGroups groups = make_process_groups(world, topology);
   const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
 
+  const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
   std::optional<Trainer> trainer;
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    trainer.emplace(config, groups, stream);
+    trainer.emplace(config, groups, stream, signal);
   });
-  trainer->run(*log);
+  const Ending ending = trainer->run(*log);
   world.barrier();
-  return 0;
+  return ending == Ending::kStopped ? kRestartMe : 0;
 }
 
 }  // namespace invar::app

@@ -16,8 +16,8 @@ namespace invar {
 
 class PendingFile;
 
-// HDF5 files of plain datasets in the root group, and attributes of the root. Serial; one thread at a time in the whole
-// process, as the library is built without locks.
+// HDF5 files of plain datasets and attributes of the root. A "/" in a dataset's name makes groups. Any thread may use
+// its own files: the calls of the process happen one after another.
 
 struct Hdf5Info {
   DType dtype = DType::kF32;
@@ -26,6 +26,15 @@ struct Hdf5Info {
   // The dataset as a matrix: all dims but the last × the last. A vector is (n, 1).
   int64_t rows() const;
   int64_t cols() const;
+};
+
+// A dataset of another file, named relative to the folder of this one, that is shown as the rectangle [start, start +
+// shape) of a virtual dataset.
+struct Hdf5Source {
+  std::string file;
+  std::string dataset;
+  std::vector<int64_t> start;
+  std::vector<int64_t> shape;  // of the source
 };
 
 // Writes one file, which appears under its name only in finish(), complete and on disk; a writer that never gets there
@@ -38,8 +47,11 @@ class Hdf5Writer {
   Hdf5Writer(const Hdf5Writer&) = delete;
   Hdf5Writer& operator=(const Hdf5Writer&) = delete;
 
-  // A dataset of kF32, kF64, kI32 or kI64. The name has no "/".
+  // A dataset of kF32, kF64, kI32 or kI64.
   void create(const std::string& name, DType dtype, std::span<const int64_t> shape);
+  // A dataset put together from others; what no source covers reads as zero, and so does a source that is not there.
+  void create_virtual(const std::string& name, DType dtype, std::span<const int64_t> shape,
+                      std::span<const Hdf5Source> sources);
   // Rows [first_row, first_row + values.size() / cols) of the matrix view, each once; T is the dataset's type.
   template <class T>
   void write_rows(const std::string& name, int64_t first_row, std::span<const T> values);
@@ -47,6 +59,10 @@ class Hdf5Writer {
   template <class T>
   void write(const std::string& name, std::span<const int64_t> shape, std::span<const T> values);
 
+  // A list of UTF-8 strings of one length, filled up with zeros.
+  void write_strings(const std::string& name, std::span<const std::string> values);
+
+  // Text of at most 64 KiB.
   void set_attribute(const std::string& name, const std::string& value);
   void set_attribute(const std::string& name, int64_t value);
   void set_attribute(const std::string& name, double value);
@@ -60,6 +76,9 @@ class Hdf5Writer {
     Hdf5Info info;
     int64_t rows_left = 0;
   };
+
+  void create(const std::string& name, DType dtype, std::span<const int64_t> shape,
+              std::span<const Hdf5Source> sources);
 
   std::filesystem::path path_;
   std::unique_ptr<PendingFile> pending_;
@@ -76,14 +95,17 @@ class Hdf5Reader {
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;
 
-  std::vector<std::string> names() const;  // datasets of the root group, sorted
-  bool contains(const std::string& name) const;
+  std::vector<std::string> names() const;        // datasets of the root group, sorted
+  bool contains(const std::string& name) const;  // of the root group
   Hdf5Info info(const std::string& name) const;
 
   // Rows of the matrix view into out of exactly that size, converted to T: float, double, int32_t or int64_t. Integers
   // are read from integers only.
   template <class T>
   void read_rows(const std::string& name, Range rows, std::span<T> out) const;
+  // A rectangle of the matrix view of a dataset of one or two dims.
+  void read_rectangle(const std::string& name, Range rows, Range cols, std::span<float> out) const;
+  std::vector<std::string> read_strings(const std::string& name) const;
   // The whole dataset.
   std::vector<float> read_f32(const std::string& name) const;
 

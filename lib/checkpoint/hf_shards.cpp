@@ -1,3 +1,4 @@
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/pending_file.h"
@@ -26,6 +27,23 @@ std::vector<HfShard> plan_hf_shards(const std::vector<SafetensorsSpec>& tensors,
                                         : format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
   }
   return shards;
+}
+
+void prepare_hf_folder(const fs::path& folder, const std::string& key) {
+  const auto refuse = [&](const std::string& reason) {
+    throw Error(ErrorKind::kConfig, format("{} = {} {}", key, folder.string(), reason),
+                "name a folder, new or without weights, where this user may write");
+  };
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) refuse("cannot be created: " + error.message());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    if (path.extension() == ".safetensors") refuse(format("holds {} already", path.filename().string()));
+  }
+  const fs::path probe = folder / ".invar_probe";
+  if (error || !std::ofstream(probe)) refuse("cannot be written");
+  fs::remove(probe, error);
 }
 
 void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) {

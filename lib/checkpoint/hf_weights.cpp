@@ -14,11 +14,6 @@ bool is_multimodal(const SafetensorsReader& reader) {
   return std::any_of(names.begin(), names.end(), [](const auto& name) { return text_model_name(name) != name; });
 }
 
-std::string name_in_file(const SafetensorsReader& reader, const std::string& name) {
-  const std::string multimodal = multimodal_name(name);
-  return !reader.contains(name) && reader.contains(multimodal) ? multimodal : name;
-}
-
 void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
   const SafetensorsInfo& info = reader.info(name_in_file(reader, parameter.name));
   if (info.shape == parameter.shape) return;
@@ -75,6 +70,11 @@ void refuse_unknown(const SafetensorsReader& reader, const std::set<std::string>
 }
 
 }  // namespace
+
+std::string name_in_file(const SafetensorsReader& reader, const std::string& name) {
+  const std::string multimodal = multimodal_name(name);
+  return !reader.contains(name) && reader.contains(multimodal) ? multimodal : name;
+}
 
 std::vector<float> read_run(const SafetensorsReader& reader, const std::string& name, const Parameter& parameter,
                             const RowRun& run) {

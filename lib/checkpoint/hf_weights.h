@@ -16,6 +16,9 @@ namespace invar {
 // it only checks. Not collective.
 void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader);
 
+// What the files call a tensor of the text model.
+std::string name_in_file(const SafetensorsReader& reader, const std::string& name);
+
 // A parameter's run out of the tensor `name` of the same logical shape, unit-major as storage holds it.
 std::vector<float> read_run(const SafetensorsReader& reader, const std::string& name, const Parameter& parameter,
                             const RowRun& run);

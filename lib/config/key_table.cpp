@@ -279,4 +279,12 @@ std::string to_yaml(const Config& config) {
   return text;
 }
 
+std::string to_portable_yaml(const Config& config) {
+  Config portable = config;
+  portable.model.preset.clear();
+  portable.model.hf_path.clear();
+  portable.model.init = InitKind::kRandom;
+  return to_yaml(portable);
+}
+
 }  // namespace invar

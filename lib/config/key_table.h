@@ -53,4 +53,7 @@ std::string describe_keys();
 // The whole config as YAML, every key with its value. load_config() reads it back to an equal config.
 std::string to_yaml(const Config& config);
 
+// The same, but readable without the preset or the Hugging Face folder that the model came from.
+std::string to_portable_yaml(const Config& config);
+
 }  // namespace invar

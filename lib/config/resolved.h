@@ -30,4 +30,11 @@ inline int64_t eod_id(const Config& config) {
   return config.data.eod_id >= 0 ? config.data.eod_id : config.model.vocab_size - 1;
 }
 
+// The folder that checkpoints are saved to; empty: none are.
+inline std::string checkpoint_dir(const Config& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  if (!checkpoint.dir.empty() || checkpoint.every == 0 || config.log.dir.empty()) return checkpoint.dir;
+  return config.log.dir + "/checkpoints";
+}
+
 }  // namespace invar

@@ -22,6 +22,9 @@ void check_train(const Config& config) {
   check_count(config, "train.global_batch_size", train.global_batch_size, 0);
   check_count(config, "train.eval_every", train.eval_every, 0);
   check_count(config, "train.eval_batches", train.eval_batches, 1);
+  check_count(config, "train.exit_after_steps", train.exit_after_steps, 0);
+  check_not_negative(config, "train.exit_after_minutes", train.exit_after_minutes, UsedAs::kF64);
+  check_not_negative(config, "train.spike_zscore", train.spike_zscore, UsedAs::kF64);
   if (train.sequence_length > config.model.max_position_embeddings) {
     refuse(config, {"train.sequence_length"},
            format("train.sequence_length = {} exceeds model.max_position_embeddings = {}", train.sequence_length,
@@ -170,15 +173,23 @@ void check_output(const Config& config) {
   check_count(config, "checkpoint.keep", checkpoint.keep, 1);
   check_count(config, "log.every", config.log.every, 1);
   check_dump(config);
-  if (checkpoint.every > 0) {
-    refuse(config, {"checkpoint.every"}, "checkpoints are not available yet: checkpoint.every must be 0",
-           "set checkpoint.every: 0; checkpoint.export_dir writes the weights at the end of training");
+  check_count(config, "checkpoint.keep_every", checkpoint.keep_every, 0);
+  if (checkpoint.resume.empty()) {
+    refuse(config, {"checkpoint.resume"}, "checkpoint.resume is empty", "use auto, never, or the path of a checkpoint");
   }
-  refuse_if_set(config, "checkpoint.keep", "with checkpoint.every: 0");
-  if (checkpoint.resume != "auto" && checkpoint.resume != "never") {
-    refuse(config, {"checkpoint.resume"},
-           format("checkpoints are not available yet: checkpoint.resume cannot be {}", checkpoint.resume),
-           "use checkpoint.resume: auto or never; model.hf_path with model.init: hf starts from given weights");
+  if (!checkpoint_dir(config).empty()) return;
+  constexpr const char* kWhereTo = "set checkpoint.dir, or log.dir and checkpoint.every";
+  if (checkpoint.every > 0) {
+    refuse(config, {"checkpoint.every"}, format("checkpoint.every = {} has no folder to save to", checkpoint.every),
+           "set checkpoint.dir, or log.dir, below which it is checkpoints/");
+  }
+  for (const std::string_view key :
+       {"checkpoint.keep", "checkpoint.keep_every", "checkpoint.async", "checkpoint.on_error"}) {
+    refuse_if_set(config, key, "as no checkpoints are saved (neither checkpoint.dir nor checkpoint.every is set)");
+  }
+  if (config.train.exit_after_minutes > 0 || config.train.exit_after_steps > 0) {
+    const std::string key = config.train.exit_after_steps > 0 ? "train.exit_after_steps" : "train.exit_after_minutes";
+    refuse(config, {key}, format("{} needs a folder for the checkpoint that it saves", key), kWhereTo);
   }
 }
 

@@ -150,11 +150,11 @@ YAML::Node parse_document(const std::string& path, const std::string& text) {
 
 class FileReader {
  public:
-  explicit FileReader(std::string path) : path_(std::move(path)) {}
+  FileReader(std::string path, const std::string& text)
+      : path_(std::move(path)), document_(parse_document(path_, text)) {}
 
   std::vector<Assignment> read() {
-    const YAML::Node document = parse_document(path_, read_text(path_));
-    for (const auto& entry : document) read_top_level(entry.first, entry.second);
+    for (const auto& entry : document_) read_top_level(entry.first, entry.second);
     return std::move(assignments_);
   }
 
@@ -191,6 +191,7 @@ class FileReader {
   }
 
   std::string path_;
+  YAML::Node document_;
   std::map<std::string, int> lines_;
   std::vector<Assignment> assignments_;
 };
@@ -273,7 +274,11 @@ std::vector<Assignment> read_overrides(std::span<const std::string> overrides) {
 }  // namespace
 
 Config load_config(const std::string& path, std::span<const std::string> overrides) {
-  std::vector<Assignment> assignments = FileReader(path).read();
+  return load_config_text(read_text(path), path, overrides);
+}
+
+Config load_config_text(const std::string& text, const std::string& name, std::span<const std::string> overrides) {
+  std::vector<Assignment> assignments = FileReader(name, text).read();
   for (Assignment& assignment : read_overrides(overrides)) assignments.push_back(std::move(assignment));
 
   Config given;

@@ -15,6 +15,9 @@ namespace invar {
 // Only the form is judged here; validate() judges the values together.
 Config load_config(const std::string& path, std::span<const std::string> overrides = {});
 
+// The same from text; `name` stands for the file in messages.
+Config load_config_text(const std::string& text, const std::string& name, std::span<const std::string> overrides = {});
+
 // The overrides alone, onto a config made in code.
 void apply_overrides(Config& config, std::span<const std::string> overrides);
 

@@ -23,6 +23,7 @@ struct BatchGeometry {
   int64_t dp_rank = 0;
   int64_t dp_size = 1;
   int64_t micro_step = 0;
+  int64_t first_sample = 0;  // global position of the first sample of step 0; not 0 after a change of the batch size
 };
 
 // step counts from 0. Positions whose input is masked_input do not count; −1 masks none. Samples and their order within

@@ -71,6 +71,8 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   line["tokens_per_s"] = metrics.tokens_per_s;
   line["tflops_per_gpu"] = metrics.tflops_per_device;
   line["memory_peak_bytes"] = metrics.memory_peak_bytes;
+  if (metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
+  if (metrics.spike) line["loss_zscore"] = *metrics.spike;
   write_line(line.dump());
 }
 

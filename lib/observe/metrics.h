@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace invar {
@@ -20,6 +21,8 @@ struct StepMetrics {
   double tokens_per_s = 0;        // all ranks together
   double tflops_per_device = 0;   // model FLOPs, see throughput.h
   int64_t memory_peak_bytes = 0;  // resident, of the rank that had most
+  int64_t skipped_steps = 0;      // so far, for losses or gradients that are not finite
+  std::optional<double> spike;    // z-score of a loss that stands out
 };
 
 struct EvaluationMetrics {
@@ -36,7 +39,8 @@ enum class OpenMode : uint8_t {
 };
 
 // Writes RUN_DIR/metrics.jsonl, one JSON object a line, on disk before the call returns (flushed, not synced):
-//   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"}
+//   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"},
+//     with "skipped_steps" once there are any, and "loss_zscore" where the loss stands out
 //   {"step", "validation_loss", "validation_ppl"}
 // Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null.
 // A resumed run appends, and may repeat steps that were lost: of two lines for a step the later one counts.

@@ -28,6 +28,20 @@ void AdamW::adopt_values(const Stream& stream) {
   for (const Slice& slice : slices_) ops::copy(stream, slice.value, slice.master);
 }
 
+void AdamW::publish_masters(const Stream& stream) const {
+  if (table_.flat_values().dtype() == DType::kF32) return;
+  for (const Slice& slice : slices_) ops::copy(stream, slice.master, slice.value);
+}
+
+std::vector<AdamW::OwnState> AdamW::own_states() const {
+  std::vector<OwnState> states;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const Slice& slice = slices_[i];
+    states.push_back({pieces_[i].weight, pieces_[i].elements, slice.master, slice.exp_avg, slice.exp_avg_sq});
+  }
+  return states;
+}
+
 void AdamW::update(const Stream& stream, int64_t step, double lr, double gradient_scale) const {
   ops::AdamWParams params;
   params.lr = static_cast<float>(lr);

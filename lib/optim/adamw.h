@@ -15,6 +15,19 @@ class AdamW {
   void allocate(Arena& arena);
   // Takes the table's values as the masters: after initialisation or loading of weights.
   void adopt_values(const Stream& stream);
+  // Makes the masters the values of own rows: after the masters were filled.
+  void publish_masters(const Stream& stream) const;
+
+  // What this rank owns of a weight; a checkpoint's view. Elements in the flat buffers, tensors f32 of their size.
+  struct OwnState {
+    WeightId weight;
+    Range elements;
+    Tensor master;  // the values themselves in fp32
+    Tensor exp_avg;
+    Tensor exp_avg_sq;
+  };
+  std::vector<OwnState> own_states() const;
+
   // Update `step` (from 1) with the synchronised gradients times gradient_scale; writes the new values of own rows.
   void update(const Stream& stream, int64_t step, double lr, double gradient_scale) const;
 

@@ -6,6 +6,7 @@
 #include "config/resolved.h"
 #include "optim/gradient_norm.h"
 #include "optim/lr_schedule.h"
+#include "train/anomaly.h"
 
 namespace invar {
 namespace {
@@ -20,14 +21,22 @@ int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches
   return all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
 }
 
-void require_finite(double loss, double grad_norm) {
-  if (std::isfinite(loss) && std::isfinite(grad_norm)) return;
-  throw Error(ErrorKind::kFault,
-              format("loss {} with gradient norm {}: not finite; this step changed no weights", loss, grad_norm),
-              "lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step");
+}  // namespace
+
+TokenRequest token_request(const Config& config, Split split, int world_size) {
+  TokenRequest request;
+  request.split = split;
+  request.sequence_length = config.train.sequence_length;
+  request.vocab_size = config.model.vocab_size;
+  request.seed = config.train.seed;
+  const int64_t batches = split == Split::kTrain ? config.train.steps : config.train.eval_batches;
+  request.samples_wanted = batches * global_batch_size(config, world_size);
+  return request;
 }
 
-}  // namespace
+DataStream data_stream(const TokenSource& source, const Config& config, Split split) {
+  return {source, Sampler(sample_order(config.data.kind, split), source.samples(), config.train.seed), 0};
+}
 
 std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,
                                       int64_t step) {
@@ -36,6 +45,7 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
   geometry.micro_batch = config.train.micro_batch_size;
   geometry.dp_rank = groups.data->rank();
   geometry.dp_size = groups.data->size();
+  geometry.first_sample = data.first_sample;
   const int32_t masked = config.data.eod_mask_loss ? static_cast<int32_t>(eod_id(config)) : -1;
   std::vector<Batch> batches(static_cast<size_t>(geometry.global_batch / (geometry.micro_batch * geometry.dp_size)));
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -57,14 +67,17 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   result.loss = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum) * share;
   result.grad_norm = state.finish_gradients();
   if (hooks.gradients_complete) hooks.gradients_complete(result);
-  require_finite(result.loss, result.grad_norm);
-
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    result.nonfinite = nonfinite_origin(state, groups, batches, config.model.num_hidden_layers, result.loss);
+    return result;
+  }
   state.update(step + 1, result.lr, clip_coefficient(result.grad_norm, config.optimizer.clip_grad));
   return result;
 }
 
-double run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data) {
+std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
+                                     const DataStream& data, const std::function<bool()>& stop) {
   double loss_sum = 0;
   int64_t tokens = 0;
   for (int64_t batch_index = 0; batch_index < config.train.eval_batches; ++batch_index) {
@@ -73,6 +86,7 @@ double run_evaluation(TrainState& state, const Config& config, const ProcessGrou
       loss_sum += state.evaluate(batch);
       tokens += counted_labels(batch);
     }
+    if (stop && stop()) return std::nullopt;
   }
   loss_sum = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum);
   tokens = all_reduce_value(*groups.data, tokens, ReduceOp::kSum);

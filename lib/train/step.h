@@ -1,7 +1,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "train/train_state.h"
@@ -12,13 +14,20 @@ namespace invar {
 struct DataStream {
   const TokenSource& source;
   Sampler sampler;
+  int64_t first_sample = 0;  // global position of step 0, as BatchGeometry has it
 };
+
+// What a run asks of its data, and its order.
+TokenRequest token_request(const Config& config, Split split, int world_size);
+DataStream data_stream(const TokenSource& source, const Config& config, Split split);
 
 struct StepResult {
   double loss = 0;       // mean over the step's counted tokens, before the update
   double grad_norm = 0;  // before clipping
   double lr = 0;
   int64_t tokens = 0;  // counted, over all ranks
+  // Where NaN or infinity came up, for a person, if loss or norm is not finite: then nothing was updated.
+  std::string nonfinite;
 };
 
 struct StepHooks {
@@ -34,11 +43,13 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
 
 // One optimizer step, `step` counted from 0: micro-batches, gradient sums, clip, update, publish. Loss and gradients
 // are sums over tokens divided once by the token count of the whole step. Collective over the world. A loss or norm
-// that is not finite throws Error{kFault} on every rank, with the weights untouched.
+// that is not finite, the same on every rank, leaves weights and moments as they are.
 StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups,
                     std::span<const Batch> batches, int64_t step, const StepHooks& hooks = {});
 
-// Mean loss over train.eval_batches global batches, always the same ones. Collective over the world.
-double run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups, const DataStream& data);
+// Mean loss over train.eval_batches global batches, always the same ones. stop, collective too, is asked after each;
+// nothing if it says so. Collective over the world.
+std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
+                                     const DataStream& data, const std::function<bool()>& stop = {});
 
 }  // namespace invar

@@ -1,6 +1,7 @@
 #include "train/train_state.h"
 
 #include <algorithm>
+#include <map>
 
 #include "checkpoint/hf_weights.h"
 #include "ops/elementwise.h"
@@ -78,6 +79,52 @@ void TrainState::update(int64_t step, double lr, double gradient_scale) {
   sync_.publish(stream_);
 }
 
+void TrainState::load(const CheckpointReader& reader) {
+  const StatePart part = own_part(Copies::kAll);
+  reader.require(part.tensors);
+  reader.read(part);
+  optimizer_.publish_masters(stream_);
+  sync_.publish(stream_);
+}
+
+StatePart TrainState::own_part(Copies copies) const {
+  StatePart part;
+  std::map<const Parameter*, size_t> first_tensor;  // master, then the moments if it has some
+  for (const Weight& weight : parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      first_tensor[&parameter] = part.tensors.size();
+      part.tensors.emplace_back("model", parameter);
+      if (!parameter.trained) continue;
+      part.tensors.emplace_back("optimizer/exp_avg", parameter);
+      part.tensors.emplace_back("optimizer/exp_avg_sq", parameter);
+    }
+  }
+  for (const AdamW::OwnState& own : optimizer_.own_states()) {
+    const Weight& weight = parameters().weight(own.weight);
+    const Range stored{(own.elements.begin - weight.offset) / weight.cols,
+                       (own.elements.end - weight.offset) / weight.cols};
+    for (const Parameter& parameter : weight.parameters) {
+      const size_t tensor = first_tensor.at(&parameter);
+      // Whole parameters in turn, so that the copies of many spread over the ranks.
+      const bool elsewhere =
+          parameter.replicas != nullptr && tensor / 3 % static_cast<size_t>(parameter.replicas->size()) !=
+                                               static_cast<size_t>(parameter.replicas->rank());
+      if (copies == Copies::kOne && elsewhere) continue;
+      for (const RowRun& run : parameter.runs) {
+        const int64_t shift = run.global.begin - run.local;  // from rows of storage to rows of the tensor
+        const Range rows = intersect(run.global, {stored.begin + shift, stored.end + shift});
+        if (rows.empty()) continue;
+        const int64_t at = (rows.begin - shift - stored.begin) * weight.cols;
+        part.runs.push_back({tensor, rows, own.master.data<float>() + at});
+        if (!parameter.trained) continue;
+        part.runs.push_back({tensor + 1, rows, own.exp_avg.data<float>() + at});
+        part.runs.push_back({tensor + 2, rows, own.exp_avg_sq.data<float>() + at});
+      }
+    }
+  }
+  return part;
+}
+
 void TrainState::dry_run() {
   model_.forward_backward(workspace_, {tokens_, labels_, sequence_length_}, 1.0f);
   finish_gradients();
@@ -125,6 +172,22 @@ ParameterCounts count_parameters(const Config& config) {
     }
   }
   return counts;
+}
+
+std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model) {
+  Config config;
+  config.model = model;
+  config.train.sequence_length = 1;  // built to name its parameters, not to run
+  TrafficTable ignored;
+  const MetaRank rank(config, Topology{}, 0, &ignored);
+  std::vector<StateTensor> tensors;
+  for (const Weight& weight : rank.state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      tensors.emplace_back("model", parameter);
+      tensors.back().transposed = false;
+    }
+  }
+  return tensors;
 }
 
 void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader) {

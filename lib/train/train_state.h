@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/safetensors.h"
 #include "data/batch.h"
 #include "models/decoder_model.h"
@@ -35,6 +36,15 @@ class TrainState {
 
   // After the parameters' values were filled.
   void adopt_values() { optimizer_.adopt_values(stream_); }
+  // Takes masters and moments of a checkpoint, which must hold this model: what it owns itself, then the new values of
+  // all. Collective over the world.
+  void load(const CheckpointReader& reader);
+
+  // The masters and moments that this rank owns, for a checkpoint. With kOne the runs of all ranks together hold every
+  // element once, copies on several ranks being shared out among them; with kAll they are all that a rank must be
+  // given.
+  enum class Copies { kAll, kOne };
+  StatePart own_part(Copies copies) const;
 
   void zero_gradients();
   // Σ loss of the micro-batch; adds the gradient of gradient_scale times it.
@@ -81,6 +91,9 @@ struct ParameterCounts {
   int64_t constant = 0;  // of the checkpoint, applied but not trained
 };
 ParameterCounts count_parameters(const Config& config);
+
+// The model's parameters as a checkpoint names them, all rows as they lie in files; for a writer without a run.
+std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model);
 
 // Refuses weights that load_hf_weights() would refuse, without memory for them. Not collective.
 void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader);

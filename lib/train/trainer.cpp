@@ -26,21 +26,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-TokenRequest request_for(const Config& config, Split split, int world_size) {
-  TokenRequest request;
-  request.split = split;
-  request.sequence_length = config.train.sequence_length;
-  request.vocab_size = config.model.vocab_size;
-  request.seed = config.train.seed;
-  const int64_t batches = split == Split::kTrain ? config.train.steps : config.train.eval_batches;
-  request.samples_wanted = batches * global_batch_size(config, world_size);
-  return request;
-}
-
-DataStream stream_of(const TokenSource& source, const Config& config, Split split) {
-  return {source, Sampler(sample_order(config.data.kind, split), source.samples(), config.train.seed)};
-}
-
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream file(path);
@@ -49,25 +34,12 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
     throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
-[[noreturn]] void refuse_export(const std::string& folder, const std::string& reason) {
-  throw Error(ErrorKind::kConfig, format("checkpoint.export_dir = {} {}", folder, reason),
-              "name a folder, new or without weights, where this user may write");
-}
-
-// At the start of the run, so that a wrong path does not show only at its end. Weights of another run are not
-// overwritten: old shards beside a new file would make a folder of two models.
-void prepare_export_folder(const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) refuse_export(folder, "cannot be created: " + error.message());
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const fs::path& path = entry->path();
-    if (path.extension() == ".safetensors") refuse_export(folder, format("holds {} already", path.filename().string()));
-  }
-  const fs::path probe = fs::path(folder) / ".invar_probe";
-  if (error || !std::ofstream(probe)) refuse_export(folder, "cannot be written");
-  fs::remove(probe, error);
+[[noreturn]] void refuse_nonfinite(const StepResult& result) {
+  throw Error(ErrorKind::kFault,
+              format("loss {} with gradient norm {}: not finite, {}; this step changed no weights", result.loss,
+                     result.grad_norm, result.nonfinite),
+              "lower optimizer.lr, lengthen schedule.warmup_steps, look at the data of this step, or leave such steps "
+              "out with train.on_nonfinite: skip");
 }
 
 std::string mib(int64_t bytes) {
@@ -80,23 +52,30 @@ std::string mib(int64_t bytes) {
 struct Trainer::Output {
   Log& log;
   Throughput throughput;
+  SpikeDetector spikes;
   std::unique_ptr<MetricsWriter> metrics;
-  int64_t tokens = 0;  // trained on so far
+  Progress progress;
+  std::optional<double> spike;  // of the last step
 };
 
-Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream)
-    : config_(config), groups_(groups), stream_(stream) {
+Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
+                 const volatile std::sig_atomic_t* stop_signal)
+    : config_(config),
+      groups_(groups),
+      stream_(stream),
+      checkpoints_(config, groups, stream),
+      stop_(config.train, stop_signal) {
   const int world = groups.world->size();
-  train_source_ = make_token_source(config.data, request_for(config, Split::kTrain, world));
+  train_source_ = make_token_source(config.data, token_request(config, Split::kTrain, world));
   if (config.train.eval_every > 0) {
-    validation_source_ = make_token_source(config.data, request_for(config, Split::kValidation, world));
+    validation_source_ = make_token_source(config.data, token_request(config, Split::kValidation, world));
   }
-  if (config.model.init == InitKind::kHuggingFace) {
+  if (config.model.init == InitKind::kHuggingFace && !checkpoints_.resumes()) {
     weights_ = std::make_unique<SafetensorsReader>(config.model.hf_path);
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
   const std::string& export_dir = config.checkpoint.export_dir;
-  if (groups.world->rank() == 0 && !export_dir.empty()) prepare_export_folder(export_dir);
+  if (groups.world->rank() == 0 && !export_dir.empty()) prepare_hf_folder(export_dir, "checkpoint.export_dir");
 }
 
 void Trainer::fill_weights(TrainState& state) const {
@@ -124,46 +103,76 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
                   mib(memory.saved), mib(memory.scratch + memory.constants)));
   log.info("training data: " + train_source_->describe());
   if (validation_source_ != nullptr) log.info("validation data: " + validation_source_->describe());
+  checkpoints_.describe(log);
 }
 
-void Trainer::run(Log& log) {
+Ending Trainer::run(Log& log) {
   const int rank = groups_.world->rank();
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank);
   describe(log, memory);
   TrainState state(config_, groups_, stream_, memory);
-  fill_weights(state);
+  Progress progress;
+  if (checkpoints_.resumes()) {
+    progress = checkpoints_.load(state);
+  } else {
+    fill_weights(state);
+  }
 
   const double flops = model_flops_per_step(
       decoder_spec(config_.model), global_batch_size(config_, groups_.world->size()), config_.train.sequence_length);
-  Output output{log, Throughput(flops, groups_.world->size()), nullptr};
+  Output output{log,
+                Throughput(flops, groups_.world->size()),
+                SpikeDetector(config_.train.spike_zscore),
+                nullptr,
+                progress,
+                std::nullopt};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
-    output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, OpenMode::kNew);
+    const OpenMode mode = checkpoints_.continues_run() ? OpenMode::kAppend : OpenMode::kNew;
+    output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, mode);
   }
-  train(state, output);
-  if (!config_.checkpoint.export_dir.empty()) export_weights(state, log);
+  const Ending ending = train(state, output);
+  if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
+  checkpoints_.finish(state, output.progress, log);
+  return ending;
 }
 
-void Trainer::train(TrainState& state, Output& output) {
-  const DataStream data = stream_of(*train_source_, config_, Split::kTrain);
-  for (int64_t step = 0; step < config_.train.steps; ++step) {
+Ending Trainer::train(TrainState& state, Output& output) {
+  DataStream data = data_stream(*train_source_, config_, Split::kTrain);
+  Progress& progress = output.progress;
+  const int64_t first = progress.step;
+  data.first_sample = progress.samples - first * global_batch_size(config_, groups_.world->size());
+  if (first >= config_.train.steps) output.log.info(format("step {} is trained already", config_.train.steps));
+  while (progress.step < config_.train.steps) {
+    const int64_t step = progress.step + 1;
+    std::string stop;
     std::optional<Error> failure;
     try {
-      train_step(state, data, output, step);
+      stop = train_step(state, data, output);
+      if (stop.empty()) stop = stop_.reason(*groups_.world, progress.step - first);
+      if (stop.empty()) checkpoints_.after_step(state, progress, output.log);
     } catch (const Error& error) {
-      failure = error.in(format("step {}", step + 1));
+      failure = error.in(format("step {}", step));
     } catch (const std::exception& error) {
-      failure = Error(ErrorKind::kFault, format("step {}: {}", step + 1, error.what()));
+      failure = Error(ErrorKind::kFault, format("step {}: {}", step, error.what()));
     }
     if (failure) {
       output.log.error(failure->what());
       throw *failure;
     }
+    if (!stop.empty() && step < config_.train.steps) {
+      output.log.info(format("stopping after step {}: {}", step, stop));
+      return Ending::kStopped;
+    }
   }
+  return Ending::kDone;
 }
 
-void Trainer::train_step(TrainState& state, const DataStream& data, Output& output, int64_t step) const {
+// Why the run should stop, if it came up.
+std::string Trainer::train_step(TrainState& state, const DataStream& data, Output& output) {
   const auto start = Clock::now();
+  Progress& progress = output.progress;
+  const int64_t step = progress.step;
   const std::vector<Batch> batches = load_micro_batches(config_, groups_, data, step);
   StepHooks hooks;
   std::optional<StepDump> dump;
@@ -175,22 +184,44 @@ void Trainer::train_step(TrainState& state, const DataStream& data, Output& outp
     };
   }
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
+  if (!result.nonfinite.empty() && config_.train.on_nonfinite == NonfinitePolicy::kStop) {
+    checkpoints_.wait(output.log);
+    refuse_nonfinite(result);
+  }
   const double seconds = seconds_since(start);
-  output.tokens += result.tokens;
+  ++progress.step;
+  progress.samples += global_batch_size(config_, groups_.world->size());
+  progress.tokens += result.tokens;
+  if (!result.nonfinite.empty()) ++progress.skipped_steps;
   output.throughput.record(seconds, result.tokens);
-  const bool last = step + 1 == config_.train.steps;
-  if (last || (step + 1) % config_.log.every == 0) report(result, seconds, output, step);
-  const bool due = config_.train.eval_every > 0 && ((step + 1) % config_.train.eval_every == 0 || last);
-  if (due) evaluate(state, output, step + 1);
+  output.spike = output.spikes.add(result.loss);
+  const bool last = progress.step == config_.train.steps;
+  report_anomalies(result, output);
+  if (last || progress.step % config_.log.every == 0) report(result, seconds, output);
+  const bool due = config_.train.eval_every > 0 && (progress.step % config_.train.eval_every == 0 || last);
+  return due ? evaluate(state, output) : "";
 }
 
-void Trainer::report(const StepResult& result, double seconds, Output& output, int64_t step) const {
+void Trainer::report_anomalies(const StepResult& result, Output& output) const {
+  if (groups_.world->rank() != 0) return;
+  if (!result.nonfinite.empty()) {
+    output.log.warn(format("step {}: loss {} with gradient norm {}: not finite, {}; left out ({} so far)",
+                           output.progress.step, result.loss, result.grad_norm, result.nonfinite,
+                           output.progress.skipped_steps));
+  }
+  if (output.spike) {
+    output.log.warn(format("step {}: loss {:.4f} is {:.1f} standard deviations above the mean of those before it",
+                           output.progress.step, result.loss, *output.spike));
+  }
+}
+
+void Trainer::report(const StepResult& result, double seconds, Output& output) const {
   const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(), ReduceOp::kMax);
   if (groups_.world->rank() != 0) return;
   StepMetrics metrics;
-  metrics.step = step + 1;
+  metrics.step = output.progress.step;
   metrics.steps_total = config_.train.steps;
-  metrics.tokens = output.tokens;
+  metrics.tokens = output.progress.tokens;
   metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
   metrics.lr = result.lr;
@@ -198,17 +229,26 @@ void Trainer::report(const StepResult& result, double seconds, Output& output, i
   metrics.tokens_per_s = output.throughput.tokens_per_s();
   metrics.tflops_per_device = output.throughput.tflops_per_device();
   metrics.memory_peak_bytes = peak;
+  metrics.skipped_steps = output.progress.skipped_steps;
+  metrics.spike = output.spike;
   if (output.metrics != nullptr) output.metrics->write(metrics);
-  output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - step - 1)));
+  output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
 }
 
-void Trainer::evaluate(TrainState& state, Output& output, int64_t step) const {
-  const DataStream data = stream_of(*validation_source_, config_, Split::kValidation);
-  const double loss = run_evaluation(state, config_, groups_, data);
-  if (groups_.world->rank() != 0) return;
-  const EvaluationMetrics metrics{step, config_.train.steps, loss};
+// Why the run should stop, if it came up; then there is no result.
+std::string Trainer::evaluate(TrainState& state, Output& output) const {
+  const DataStream data = data_stream(*validation_source_, config_, Split::kValidation);
+  std::string reason;
+  const auto stop = [&] {
+    reason = stop_.reason(*groups_.world, 0);
+    return !reason.empty();
+  };
+  const std::optional<double> loss = run_evaluation(state, config_, groups_, data, stop);
+  if (!loss || groups_.world->rank() != 0) return reason;
+  const EvaluationMetrics metrics{output.progress.step, config_.train.steps, *loss};
   if (output.metrics != nullptr) output.metrics->write(metrics);
   output.log.info(console_line(metrics));
+  return reason;
 }
 
 void Trainer::export_weights(const TrainState& state, Log& log) const {

@@ -2,29 +2,39 @@
 
 #include "checkpoint/safetensors.h"
 #include "observe/log.h"
+#include "train/anomaly.h"
+#include "train/run_checkpoints.h"
 #include "train/step.h"
+#include "train/stop_control.h"
 
 namespace invar {
+
+enum class Ending : uint8_t {
+  kDone,     // trained to train.steps
+  kStopped,  // by a signal or train.exit_after_*, with a checkpoint to go on from
+};
 
 // A training run of one rank: memory, weights, data, the loop, what it prints and leaves behind.
 class Trainer {
  public:
-  // Opens the data and reads headers of weights. Not collective, so that ranks can agree on a failure before any
-  // collective call.
-  Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream);
+  // Opens the data, the checkpoint to resume from, and headers of weights. Not collective, so that ranks can agree on a
+  // failure before any collective call. stop_signal: see StopControl.
+  Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
+          const volatile std::sig_atomic_t* stop_signal = nullptr);
 
-  // Trains to train.steps and exports if asked. Collective over the world. Errors name the step.
-  void run(Log& log);
+  // Trains to train.steps and exports if asked, or stops earlier. Collective over the world. Errors name the step.
+  Ending run(Log& log);
 
  private:
   struct Output;
 
   void fill_weights(TrainState& state) const;
   void describe(Log& log, const MemorySizes& memory) const;
-  void train(TrainState& state, Output& output);
-  void train_step(TrainState& state, const DataStream& data, Output& output, int64_t step) const;
-  void report(const StepResult& result, double seconds, Output& output, int64_t step) const;
-  void evaluate(TrainState& state, Output& output, int64_t step) const;
+  Ending train(TrainState& state, Output& output);
+  std::string train_step(TrainState& state, const DataStream& data, Output& output);
+  void report(const StepResult& result, double seconds, Output& output) const;
+  void report_anomalies(const StepResult& result, Output& output) const;
+  std::string evaluate(TrainState& state, Output& output) const;
   void export_weights(const TrainState& state, Log& log) const;
 
   const Config& config_;
@@ -32,7 +42,9 @@ class Trainer {
   const Stream& stream_;
   std::unique_ptr<TokenSource> train_source_;
   std::unique_ptr<TokenSource> validation_source_;  // null without evaluation
-  std::unique_ptr<SafetensorsReader> weights_;      // null with random weights
+  std::unique_ptr<SafetensorsReader> weights_;      // null with other weights
+  RunCheckpoints checkpoints_;
+  StopControl stop_;
 };
 
 }  // namespace invar

@@ -108,7 +108,7 @@ Trajectory train(Config config, const Layout& layout) {
       losses.push_back(result.loss);
       norms.push_back(result.grad_norm);
     }
-    const double validation = run_evaluation(state, config, groups, data);
+    const double validation = run_evaluation(state, config, groups, data).value();
     auto trained = collect_all(state, groups);
     if (world.rank() == 0) trajectory = {losses, norms, validation, std::move(initial), std::move(trained)};
   });

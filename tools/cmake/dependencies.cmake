@@ -6,6 +6,7 @@ find_package(yaml-cpp REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json 3.9 REQUIRED)
 find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(ZLIB REQUIRED)
 find_package(CLI11 REQUIRED)
 if(INVAR_BUILD_TESTS)
   find_package(Catch2 REQUIRED) # 2.13 or 3.x: tests/support/catch.h hides the difference

@@ -1,0 +1,59 @@
+#include <optional>
+
+#include "app/commands.h"
+#include "app/console.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/run_directory.h"
+#include "config/resolved.h"
+#include "config/validation.h"
+#include "config/yaml_loader.h"
+#include "observe/console.h"
+#include "train/step.h"
+
+namespace invar::app {
+namespace {
+
+// The saved config without what only a training run has, so that nothing in it is out of place here.
+Config eval_config(const CheckpointReader& reader, const std::vector<std::string>& overrides, int world_size) {
+  Config config = load_config_text(reader.info().config, reader.folder().string());
+  config.checkpoint = {};
+  config.log = {};
+  config.parallel = {};
+  config.train.micro_batch_size = 1;
+  config.train.exit_after_minutes = 0;
+  config.train.exit_after_steps = 0;
+  config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
+  apply_overrides(config, overrides);
+  validate(config, world_size);
+  check_device(config);
+  return config;
+}
+
+}  // namespace
+
+int eval(const EvalArguments& arguments, MpiSession& session) {
+  Communicator& world = session.world();
+  std::optional<CheckpointReader> reader;
+  std::unique_ptr<TokenSource> source;
+  Config config;
+  together(world, [&] {
+    reader.emplace(find_checkpoint(arguments.path));
+    config = eval_config(*reader, arguments.overrides, world.size());
+    source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
+  });
+  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
+  const ProcessGroups groups = make_process_groups(world, topology);
+  const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
+  TrainState state(config, groups, stream, measure_memory(config, topology, world.rank()));
+  state.load(*reader);
+  const std::optional<double> loss =
+      run_evaluation(state, config, groups, data_stream(*source, config, Split::kValidation));
+  if (world.rank() == 0) {
+    print_line(format("{}: {}", reader->folder().string(), source->describe()));
+    print_line(console_line(EvaluationMetrics{reader->info().step, config.train.steps, loss.value()}));
+  }
+  world.barrier();
+  return 0;
+}
+
+}  // namespace invar::app

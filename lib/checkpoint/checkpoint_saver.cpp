@@ -1,0 +1,192 @@
+#include "checkpoint/checkpoint_saver.h"
+
+#include <chrono>
+#include <functional>
+
+#include "core/error.h"
+
+namespace invar {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+template <class T>
+Tensor view_of(std::vector<T>& values) {
+  return Tensor(values.data(), DTypeOf<T>::value, DeviceType::kCpu, {std::ssize(values)});
+}
+
+// What went wrong, for a person; empty if nothing.
+std::string failure_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.hint().empty() ? error.what() : format("{} ({})", error.what(), error.hint());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A rank's pieces as numbers: bytes of its file, then tensor, rectangle, tiling and checksums of each.
+std::vector<int64_t> encode(const WrittenShard& shard) {
+  std::vector<int64_t> numbers = {shard.file.bytes};
+  for (const StoredPiece& piece : shard.pieces) {
+    const auto& [rows, cols] = piece.rectangle;
+    numbers.insert(numbers.end(), {static_cast<int64_t>(piece.tensor), rows.begin, rows.end, cols.begin, cols.end,
+                                   piece.tiling.rows, piece.tiling.cols});
+    numbers.insert(numbers.end(), piece.checksums.begin(), piece.checksums.end());
+  }
+  return numbers;
+}
+
+WrittenShard decode(int rank, const std::vector<int64_t>& numbers) {
+  WrittenShard shard{{rank, numbers.front()}, {}};
+  for (auto next = numbers.begin() + 1; next != numbers.end();) {
+    StoredPiece piece{
+        static_cast<size_t>(next[0]), rank, {{next[1], next[2]}, {next[3], next[4]}}, {next[5], next[6]}, {}};
+    next += 7;
+    const int64_t tiles = piece.tiling.count(piece.rectangle);
+    piece.checksums.assign(next, next + tiles);
+    next += tiles;
+    shard.pieces.push_back(std::move(piece));
+  }
+  return shard;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, const std::filesystem::path& folder,
+                                 Options options)
+    : world_(world), stream_(stream), directory_(folder), options_(options) {}
+
+std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const StatePart& part) {
+  std::optional<SaveResult> previous = wait();
+  const Clock::time_point start = Clock::now();
+  std::string failure = begin(info.step);
+  StatePart source = options_.async && failure.empty() ? host_copy(part) : part;
+  const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(), failure,
+                      state = std::move(source)]() -> Written {
+    Written written{{{rank, 0}, {}}, failure};
+    if (failure.empty()) written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
+    return written;
+  };
+  flight_ =
+      Flight{info, part.tensors, start, std::async(options_.async ? std::launch::async : std::launch::deferred, write)};
+  return previous;
+}
+
+std::optional<SaveResult> CheckpointSaver::poll() {
+  if (!flight_) return std::nullopt;
+  const bool here = flight_->written.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
+  if (all_reduce_value(world_, int64_t{here}, ReduceOp::kMin) == 0) return std::nullopt;
+  return finish();
+}
+
+std::optional<SaveResult> CheckpointSaver::wait() {
+  if (!flight_) return std::nullopt;
+  flight_->written.wait();
+  return finish();
+}
+
+// The pending folder, empty, seen by every rank before it writes.
+std::string CheckpointSaver::begin(int64_t step) {
+  std::string failure;
+  if (world_.rank() == 0) {
+    failure = failure_of([&] {
+      directory_.prepare();
+      std::filesystem::create_directory(directory_.pending_path_of(step));
+    });
+  }
+  return agree(failure);
+}
+
+StatePart CheckpointSaver::host_copy(const StatePart& part) {
+  std::vector<int64_t> sizes;
+  int64_t total = 0;
+  for (const StateRun& run : part.runs) {
+    const StateTensor& tensor = part.tensors[run.tensor];
+    const int64_t row = tensor.transposed ? tensor.rows() * tensor.column_block : tensor.cols();
+    sizes.push_back(run.rows.size() * row);
+    total += sizes.back();
+  }
+  copy_.resize(static_cast<size_t>(total));
+  StatePart copied{part.tensors, part.runs};
+  float* next = copy_.data();
+  for (size_t i = 0; i < part.runs.size(); ++i) {
+    std::copy(part.runs[i].values, part.runs[i].values + sizes[i], next);
+    copied.runs[i].values = next;
+    next += sizes[i];
+  }
+  return copied;
+}
+
+SaveResult CheckpointSaver::finish() {
+  Flight flight = std::move(*flight_);
+  flight_.reset();
+  SaveResult result;
+  result.step = flight.info.step;
+  const Written written = flight.written.get();
+  result.failure = agree(written.failure);
+  if (result.failure.empty()) result.failure = complete(flight, written, result);
+  if (!result.failure.empty() && world_.rank() == 0) {
+    std::error_code ignored;  // the failure itself is what matters
+    std::filesystem::remove_all(directory_.pending_path_of(result.step), ignored);
+  }
+  result.seconds = std::chrono::duration<double>(Clock::now() - flight.start).count();
+  return result;
+}
+
+std::string CheckpointSaver::complete(const Flight& flight, const Written& written, SaveResult& result) {
+  const CheckpointIndex index = gather(flight, written.shard);
+  std::string failure;
+  if (world_.rank() == 0) {
+    failure = failure_of([&] {
+      write_index(directory_.pending_path_of(result.step), index);
+      directory_.publish(result.step);
+      directory_.prune(options_.keep, options_.keep_every);
+    });
+  }
+  result.bytes = all_reduce_value(world_, written.shard.file.bytes, ReduceOp::kSum);
+  return agree(failure);
+}
+
+CheckpointIndex CheckpointSaver::gather(const Flight& flight, const WrittenShard& shard) {
+  CheckpointIndex index{flight.info, flight.tensors, {}, {}};
+  if (world_.rank() != 0) {
+    std::vector<int64_t> numbers = encode(shard);
+    std::vector<int64_t> size = {std::ssize(numbers)};
+    world_.send(stream_, view_of(size), 0);
+    world_.send(stream_, view_of(numbers), 0);
+    return index;
+  }
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    WrittenShard other = shard;
+    if (rank > 0) {
+      std::vector<int64_t> size(1);
+      world_.receive(stream_, view_of(size), rank);
+      std::vector<int64_t> numbers(static_cast<size_t>(size[0]));
+      world_.receive(stream_, view_of(numbers), rank);
+      other = decode(rank, numbers);
+    }
+    if (other.pieces.empty()) continue;
+    index.files.push_back(other.file);
+    std::move(other.pieces.begin(), other.pieces.end(), std::back_inserter(index.pieces));
+  }
+  return index;
+}
+
+std::string CheckpointSaver::agree(const std::string& mine) {
+  const int64_t nobody = world_.size();
+  const int64_t first = all_reduce_value(world_, mine.empty() ? nobody : int64_t{world_.rank()}, ReduceOp::kMin);
+  if (first == nobody) return "";
+  const bool is_first = first == world_.rank();
+  const auto length =
+      static_cast<size_t>(all_reduce_value(world_, is_first ? std::ssize(mine) : int64_t{0}, ReduceOp::kMax));
+  std::vector<int32_t> letters(length);
+  if (is_first) std::copy(mine.begin(), mine.end(), letters.begin());
+  world_.broadcast(stream_, view_of(letters), static_cast<int>(first));
+  const std::string message(letters.begin(), letters.end());
+  return world_.size() == 1 ? message : format("rank {}: {}", first, message);
+}
+
+}  // namespace invar

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <chrono>
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_index.h"
+#include "checkpoint/run_directory.h"
+#include "comm/communicator.h"
+
+namespace invar {
+
+// How a save went, the same on every rank.
+struct SaveResult {
+  int64_t step = 0;
+  int64_t bytes = 0;
+  double seconds = 0;   // from save() to the end
+  std::string failure;  // empty: the checkpoint is complete, and `latest` names it
+};
+
+// Saves the state of all ranks into a run's folder of checkpoints: every rank its shard, rank 0 the index, then rename,
+// `latest`, and removal of old ones. A save that fails anywhere leaves the earlier checkpoints and `latest` as they
+// are. All calls but the destructor, which waits for this rank's writing, are collective over the world.
+class CheckpointSaver {
+ public:
+  struct Options {
+    bool async = true;  // copy to host memory, write in a thread
+    int64_t keep = 1;
+    int64_t keep_every = 0;
+  };
+
+  CheckpointSaver(Communicator& world, const Stream& stream, const std::filesystem::path& folder, Options options);
+
+  // Waits for a save in flight, whose result it returns; then begins this one. part is copied if async.
+  std::optional<SaveResult> save(const CheckpointInfo& info, const StatePart& part);
+  // The result of the save in flight once all ranks have written, else nothing. Communicates only if one is in flight.
+  std::optional<SaveResult> poll();
+  // The same, waiting.
+  std::optional<SaveResult> wait();
+
+ private:
+  // What a rank's writing came to; not an exception, so that ranks can agree.
+  struct Written {
+    WrittenShard shard;
+    std::string failure;
+  };
+  struct Flight {
+    CheckpointInfo info;
+    std::vector<StateTensor> tensors;
+    std::chrono::steady_clock::time_point start;
+    std::future<Written> written;
+  };
+
+  StatePart host_copy(const StatePart& part);
+  std::string begin(int64_t step);
+  SaveResult finish();
+  std::string complete(const Flight& flight, const Written& written, SaveResult& result);
+  // The message of the lowest rank that has one, on every rank.
+  std::string agree(const std::string& mine);
+  CheckpointIndex gather(const Flight& flight, const WrittenShard& shard);
+
+  Communicator& world_;
+  const Stream& stream_;
+  RunDirectory directory_;
+  Options options_;
+  std::vector<float> copy_;
+  std::optional<Flight> flight_;
+};
+
+}  // namespace invar

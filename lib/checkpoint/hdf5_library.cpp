@@ -1,0 +1,158 @@
+#include "checkpoint/hdf5_library.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace invar::hdf5 {
+namespace {
+
+std::recursive_mutex& library() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+// A file that could not be flushed (a full disk) stays in the library's table as a dangling entry, which its exit
+// handler would follow; what is open is closed here, so nothing is left for that handler. Errors are thrown, not
+// printed.
+Lock::Lock() : lock_(library()) {
+  [[maybe_unused]] static const bool prepared = [] {
+    H5dont_atexit();
+    return H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  }();
+}
+
+std::string last_error() {
+  std::string text;
+  const auto keep = [](unsigned, const H5E_error2_t* error, void* into) -> herr_t {
+    if (error->desc != nullptr) *static_cast<std::string*>(into) = error->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &text);
+  // Of a failed system call it says time, descriptor, addresses, and among them what we want.
+  constexpr std::string_view kMessage = "error message = '";
+  if (const size_t at = text.find(kMessage); at != std::string::npos) {
+    text = text.substr(at + kMessage.size());
+    text.resize(std::min(text.size(), text.find('\'')));
+  }
+  return text.empty() ? "unknown HDF5 failure" : text;
+}
+
+[[noreturn]] void fail(ErrorKind kind, const std::filesystem::path& file, const std::string& name,
+                       const std::string& what, const std::string& hint, std::source_location where) {
+  throw Error(
+      kind,
+      name.empty() ? format("{}: {}", file.string(), what) : format("{}: dataset '{}': {}", file.string(), name, what),
+      hint, where);
+}
+
+[[noreturn]] void fail_writing(const std::filesystem::path& file, const std::string& name, const std::string& what,
+                               const std::string& reason, std::source_location where) {
+  const auto says = [&](int code) { return reason.find(std::strerror(code)) != std::string::npos; };
+  fail(ErrorKind::kFault, file, name, format("{}: {}", what, reason),
+       says(ENOSPC) || says(EDQUOT) ? "free some space or write to another disk" : "", where);
+}
+
+hid_t file_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return H5T_IEEE_F32LE;
+    case DType::kF64:
+      return H5T_IEEE_F64LE;
+    case DType::kI32:
+      return H5T_STD_I32LE;
+    case DType::kI64:
+      return H5T_STD_I64LE;
+    case DType::kBF16:
+      break;
+  }
+  throw Error(ErrorKind::kFault, format("HDF5 has no {}", name_of(dtype)));
+}
+
+hid_t memory_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return H5T_NATIVE_FLOAT;
+    case DType::kF64:
+      return H5T_NATIVE_DOUBLE;
+    case DType::kI32:
+      return H5T_NATIVE_INT32;
+    default:
+      return H5T_NATIVE_INT64;
+  }
+}
+
+std::optional<DType> dtype_of(hid_t type) {
+  const H5T_class_t kind = H5Tget_class(type);
+  const size_t bytes = H5Tget_size(type);
+  if (kind == H5T_FLOAT && bytes == 4) return DType::kF32;
+  if (kind == H5T_FLOAT && bytes == 8) return DType::kF64;
+  if (kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2 && bytes == 4) return DType::kI32;
+  if (kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2 && bytes == 8) return DType::kI64;
+  return std::nullopt;
+}
+
+bool is_integer(DType dtype) {
+  return dtype == DType::kI32 || dtype == DType::kI64;
+}
+
+TypeId text_type(size_t bytes) {
+  TypeId type(H5Tcopy(H5T_C_S1));
+  H5Tset_size(type.get(), std::max<size_t>(1, bytes));
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  return type;
+}
+
+Block next_block(const Hdf5Info& info, int64_t begin, int64_t end) {
+  const size_t row_dims = info.shape.size() == 1 ? 1 : info.shape.size() - 1;
+  Block block;
+  for (const int64_t size : info.shape) {
+    block.start.push_back(0);
+    block.count.push_back(static_cast<hsize_t>(size));
+  }
+  int64_t stride = info.rows();
+  int64_t rest = begin;
+  for (size_t d = 0; d < row_dims; ++d) {
+    stride /= info.shape[d];  // rows for one index of this dim
+    block.start[d] = static_cast<hsize_t>(rest / stride);
+    rest %= stride;
+    if (rest == 0 && end - begin >= stride) {
+      const int64_t most = info.shape[d] - static_cast<int64_t>(block.start[d]);
+      const int64_t count = std::min(most, (end - begin) / stride);
+      block.count[d] = static_cast<hsize_t>(count);
+      block.rows = count * stride;
+      return block;
+    }
+    block.count[d] = 1;
+  }
+  return block;
+}
+
+SpaceId selected(const std::vector<int64_t>& shape, const std::vector<hsize_t>& start,
+                 const std::vector<hsize_t>& count) {
+  const std::vector<hsize_t> dims(shape.begin(), shape.end());
+  SpaceId space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
+  if (!space || H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr) < 0) {
+    return {};
+  }
+  return space;
+}
+
+}  // namespace invar::hdf5
+
+namespace invar {
+
+int64_t Hdf5Info::rows() const {
+  int64_t rows = shape.empty() ? 1 : shape[0];
+  for (size_t d = 1; d + 1 < shape.size(); ++d) rows *= shape[d];
+  return rows;
+}
+
+int64_t Hdf5Info::cols() const {
+  return shape.size() < 2 ? 1 : shape.back();
+}
+
+}  // namespace invar

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace invar {
+
+// The folder of a run's checkpoints: step_00000100/, step_00000200/, ... and `latest`, a text file with the name of
+// one. A folder of that name is complete: it is written as step_00000100.tmp and renamed when all of it is on disk.
+class RunDirectory {
+ public:
+  explicit RunDirectory(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  const std::filesystem::path& folder() const { return folder_; }
+  std::filesystem::path path_of(int64_t step) const;
+  std::filesystem::path pending_path_of(int64_t step) const;
+  // Steps with a complete checkpoint, ascending; none if there is no folder.
+  std::vector<int64_t> steps() const;
+  // What `latest` names, or the newest complete one if there is no `latest`. Error{kData} if it names none that is
+  // there.
+  std::optional<std::filesystem::path> latest() const;
+
+  // Creates the folder and removes what interrupted saves left. System errors throw Error{kFault}.
+  void prepare() const;
+  // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it.
+  void publish(int64_t step) const;
+  // Removes all but the newest `keep`, the multiples of keep_every (0: none) and what `latest` names.
+  void prune(int64_t keep, int64_t keep_every) const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// A checkpoint's own folder, or that of the latest one of a folder of checkpoints. Error{kData} if it is neither.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+
+}  // namespace invar

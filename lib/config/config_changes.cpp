@@ -1,0 +1,60 @@
+#include "config/config_changes.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "config/key_table.h"
+#include "config/refuse.h"
+
+namespace invar {
+namespace {
+
+enum class Effect : uint8_t { kNone, kRecipe, kModel };
+
+Effect effect_of(const Key& key) {
+  constexpr std::array kSilent = {
+      "model.preset",
+      "model.hf_path",
+      "model.init",
+      "model.initializer_range",
+      "train.micro_batch_size",
+      "train.recompute",
+      "train.eval_every",
+      "train.eval_batches",
+      "train.exit_after_steps",
+      "train.exit_after_minutes",
+      "train.on_nonfinite",
+      "train.spike_zscore",
+      "data.cache_dir",
+  };
+  const std::string name = key.full_name();
+  if (std::find(kSilent.begin(), kSilent.end(), name) != kSilent.end()) return Effect::kNone;
+  if (name == "model.max_position_embeddings") return Effect::kRecipe;
+  if (key.section == "model" || key.section == "numerics") return Effect::kModel;
+  const bool is_recipe =
+      key.section == "train" || key.section == "optimizer" || key.section == "schedule" || key.section == "data";
+  return is_recipe ? Effect::kRecipe : Effect::kNone;
+}
+
+}  // namespace
+
+std::vector<ConfigChange> config_changes(const Config& saved, const Config& now) {
+  std::vector<ConfigChange> changes;
+  for (const Key& key : key_table()) {
+    const Effect effect = effect_of(key);
+    if (effect == Effect::kNone) continue;
+    const ConfigChange change{key.full_name(), print(key, saved), print(key, now)};
+    if (change.before == change.after) continue;
+    if (effect == Effect::kModel) {
+      refuse(now, {change.key},
+             format("{} is {}, but the checkpoint was saved with {}", change.key, change.after, change.before),
+             format("use {}: {}, or start anew with checkpoint.resume: never and another checkpoint.dir", change.key,
+                    change.before));
+    }
+    changes.push_back(change);
+  }
+  return changes;
+}
+
+}  // namespace invar

@@ -1,0 +1,76 @@
+#include "train/anomaly.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace invar {
+namespace {
+
+bool is_finite(const Tensor& tensor) {
+  const auto check = [&](auto* values) {
+    return std::all_of(values, values + tensor.numel(), [](auto x) { return std::isfinite(static_cast<float>(x)); });
+  };
+  return tensor.dtype() == DType::kBF16 ? check(tensor.data<BF16>()) : check(tensor.data<float>());
+}
+
+// Finds the first layer whose output is not finite on this rank.
+class LayerProbe : public TensorSink {
+ public:
+  explicit LayerProbe(int64_t layers) : first_(layers) {}
+
+  int64_t first() const { return first_; }
+  bool wants(std::string_view name) const override { return name.starts_with(kHidden); }
+  void record(const std::string& name, const Tensor& local, int64_t) override {
+    const int64_t layer = std::stoll(name.substr(kHidden.size()));
+    if (layer < first_ && !is_finite(local)) first_ = layer;
+  }
+
+ private:
+  static constexpr std::string_view kHidden = "hidden.";
+  int64_t first_;
+};
+
+// The last weight, in the order of the model, with a gradient that is not finite among what this rank owns; −1: none.
+int64_t last_bad_gradient(const TrainState& state, int data_rank) {
+  const ParameterTable& table = state.parameters();
+  int64_t last = -1;
+  for (const RowOwnership::Piece& piece : state.ownership().pieces(data_rank)) {
+    const Tensor gradient = table.flat_gradients().rows(piece.elements.begin, piece.elements.end);
+    if (piece.weight > last && !is_finite(gradient)) last = piece.weight;
+  }
+  return last;
+}
+
+}  // namespace
+
+std::optional<double> SpikeDetector::add(double loss) {
+  if (threshold_ <= 0 || !std::isfinite(loss)) return std::nullopt;
+  std::optional<double> spike;
+  if (losses_.size() >= kLeast) {
+    const auto n = static_cast<double>(losses_.size());
+    const double mean = std::accumulate(losses_.begin(), losses_.end(), 0.0) / n;
+    const double squares = std::accumulate(losses_.begin(), losses_.end(), 0.0,
+                                           [=](double sum, double x) { return sum + (x - mean) * (x - mean); });
+    const double z = (loss - mean) / std::sqrt(squares / n);
+    if (z > threshold_) spike = z;  // not if all losses were equal: NaN
+  }
+  losses_.push_back(loss);
+  if (losses_.size() > kWindow) losses_.pop_front();
+  return spike;
+}
+
+std::string nonfinite_origin(TrainState& state, const ProcessGroups& groups, std::span<const Batch> batches,
+                             int64_t layers, double loss) {
+  LayerProbe probe(layers);
+  for (const Batch& batch : batches) state.evaluate(batch, &probe);
+  const int64_t layer = all_reduce_value(*groups.world, probe.first(), ReduceOp::kMin);
+  if (layer < layers) return format("first in the output of decoder layer {}", layer);
+  if (!std::isfinite(loss)) return "in the final norm or the head, all layers being finite";
+  const int64_t weight = all_reduce_value(*groups.world, last_bad_gradient(state, groups.data->rank()), ReduceOp::kMax);
+  if (weight < 0) return "in the sum of the squared gradients, each being finite";
+  return format("the forward pass is finite; in backward first in the gradient of {}",
+                state.parameters().weight(static_cast<WeightId>(weight)).name);
+}
+
+}  // namespace invar

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_saver.h"
+#include "config/config_changes.h"
+#include "observe/log.h"
+#include "train/train_state.h"
+
+namespace invar {
+
+// How far a run has come.
+struct Progress {
+  int64_t step = 0;           // finished steps
+  int64_t samples = 0;        // consumed
+  int64_t tokens = 0;         // trained on
+  int64_t skipped_steps = 0;  // of the finished ones
+};
+
+// The checkpoints of a run: which one it starts from, and those that it saves.
+class RunCheckpoints {
+ public:
+  // Finds what checkpoint.resume means, opens it, and judges the config by it: Error{kData} if it cannot be used,
+  // Error{kConfig} if the model or the numerics changed. Not collective.
+  RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream);
+
+  bool resumes() const { return reader_ != nullptr; }
+  // Whether the run goes on in the folder that it saves to, so that its metrics go on too.
+  bool continues_run() const { return continues_run_; }
+  bool saves() const { return saver_ != nullptr; }
+
+  // Masters and moments of the state, and where it stands. Collective over the world.
+  Progress load(TrainState& state);
+  // What a person should know of the resumption.
+  void describe(Log& log) const;
+
+  // After a step: saves if it is due, or looks after the save in flight. Collective.
+  void after_step(const TrainState& state, const Progress& progress, Log& log);
+  // The last of the run: saves, unless this step is saved already, and waits. Error{kFault} if it cannot be written.
+  // Collective.
+  void finish(const TrainState& state, const Progress& progress, Log& log);
+  // Waits for a save in flight. Collective.
+  void wait(Log& log);
+
+ private:
+  CheckpointInfo info(const Progress& progress) const;
+  void begin_save(const TrainState& state, const Progress& progress, Log& log);
+  void report(const std::optional<SaveResult>& result, Log& log);
+
+  const Config& config_;
+  const ProcessGroups& groups_;
+  const Stream& stream_;
+  std::unique_ptr<CheckpointReader> reader_;
+  std::vector<ConfigChange> changes_;
+  bool imported_ = false;  // weights alone, of no run
+  bool continues_run_ = false;
+  std::unique_ptr<CheckpointSaver> saver_;
+  std::optional<int64_t> saved_step_;  // the last one that is complete
+};
+
+}  // namespace invar

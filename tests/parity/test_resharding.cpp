@@ -1,0 +1,215 @@
+// A checkpoint saved at one layout, loaded at another and saved again holds the same logical tensors, bit for bit.
+#include <bit>
+#include <map>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_saver.h"
+#include "comm/thread_communicator.h"
+#include "support/errors.h"
+#include "support/rank_checks.h"
+#include "support/temporary_folder.h"
+#include "train/step.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+struct Layout {
+  int tensor = 1;
+  bool sequence = false;
+  int data = 1;
+
+  std::string name() const { return format("tp{}{}_dp{}", tensor, sequence ? "sp" : "", data); }
+};
+
+const std::vector<Layout> kLayouts = {{1, false, 1}, {2, true, 1},  {4, false, 1},
+                                      {1, false, 2}, {2, false, 2}, {8, true, 1}};
+
+Config qwen3(Precision precision) {
+  Config config;
+  config.model.vocab_size = 131;
+  config.model.hidden_size = 40;
+  config.model.intermediate_size = 140;
+  config.model.num_hidden_layers = 2;
+  config.model.num_attention_heads = 8;
+  config.model.num_key_value_heads = 4;
+  config.model.head_dim = 10;
+  config.parallel.uneven = true;
+  config.numerics.precision = precision;
+  config.train.steps = 2;
+  config.train.sequence_length = 9;
+  config.train.global_batch_size = 4;
+  config.optimizer.lr = 1e-2;
+  return config;
+}
+
+Config gemma4(Precision precision) {
+  Config config = qwen3(precision);
+  ModelConfig& model = config.model;
+  model.family = "gemma4";
+  model.tie_word_embeddings = true;
+  model.num_hidden_layers = 6;
+  model.num_key_value_heads = 2;
+  model.layer_types = "ssf";
+  model.sliding_window = 7;
+  model.partial_rotary_factor = 0.5;
+  model.global_head_dim = 14;
+  model.num_global_key_value_heads = 1;
+  model.attention_k_eq_v = true;
+  model.num_kv_shared_layers = 3;
+  model.use_double_wide_mlp = true;
+  model.hidden_size_per_layer_input = 24;
+  return config;
+}
+
+// Runs body(state, groups, data) on every rank of a layout.
+using Body = std::function<void(TrainState&, const ProcessGroups&, const Config&)>;
+void on_ranks(Config config, const Layout& layout, const Body& body) {
+  config.parallel.tensor = layout.tensor;
+  config.parallel.sequence = layout.sequence;
+  config.parallel.data = layout.data;
+  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    body(state, groups, config);
+  });
+}
+
+void train_steps(TrainState& state, const ProcessGroups& groups, const Config& config) {
+  initialise(state.parameters(), state.stream(), config.train.seed, config.model.initializer_range);
+  state.adopt_values();
+  const auto source = make_token_source(config.data, token_request(config, Split::kTrain, groups.world->size()));
+  const DataStream data = data_stream(*source, config, Split::kTrain);
+  for (int64_t step = 0; step < config.train.steps; ++step) {
+    run_step(state, config, groups, load_micro_batches(config, groups, data, step), step);
+  }
+}
+
+void save(const TrainState& state, const ProcessGroups& groups, const std::filesystem::path& folder, bool async) {
+  CheckpointSaver::Options options;
+  options.async = async;
+  CheckpointSaver saver(*groups.world, state.stream(), folder, options);
+  CheckpointInfo info;
+  info.step = 2;
+  CHECK(!saver.save(info, state.own_part(TrainState::Copies::kOne)).has_value());
+  const SaveResult result = saver.wait().value();
+  CHECK(result.failure.empty());
+  CHECK(result.step == 2);
+}
+
+using Tensors = std::map<std::string, std::vector<uint32_t>>;  // bits
+
+Tensors logical_tensors(const std::filesystem::path& checkpoint) {
+  const CheckpointReader reader(checkpoint);
+  Tensors all;
+  for (const StateTensor& tensor : reader.index().tensors) {
+    std::vector<float> values(static_cast<size_t>(tensor.rows() * tensor.cols()));
+    reader.read_rows(tensor.name, {0, tensor.rows()}, values);
+    std::vector<uint32_t>& bits = all[tensor.name];
+    for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
+  }
+  return all;
+}
+
+// What h5py reads: the virtual dataset of the index.
+std::vector<float> read_virtual(const std::filesystem::path& checkpoint, const std::string& tensor) {
+  return Hdf5Reader(checkpoint / "index.h5").read_f32(tensor);
+}
+
+bool has_values(const Tensors& tensors) {
+  for (const auto& [name, bits] : tensors) {
+    // Gemma's layer scalars and padding rows aside, no tensor is all zeros after training.
+    if (std::all_of(bits.begin(), bits.end(), [](uint32_t x) { return x == 0; })) return false;
+  }
+  return !tensors.empty();
+}
+
+void check_all_pairs(const Config& config) {
+  const TemporaryFolder folder;
+  for (const Layout& from : kLayouts) {
+    const std::filesystem::path saved = folder / from.name();
+    on_ranks(config, from, [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
+      train_steps(state, groups, run);
+      save(state, groups, saved, true);
+    });
+    const Tensors expected = logical_tensors(find_checkpoint(saved));
+    CHECK(has_values(expected));
+    for (const Layout& to : kLayouts) {
+      INFO(from.name() << " -> " << to.name());
+      const std::filesystem::path again = folder / (from.name() + "_" + to.name());
+      on_ranks(config, to, [&](TrainState& state, const ProcessGroups& groups, const Config&) {
+        state.load(CheckpointReader(find_checkpoint(saved)));
+        save(state, groups, again, false);
+      });
+      CHECK(logical_tensors(find_checkpoint(again)) == expected);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Qwen3: saved at any layout, loaded at any layout, the same tensors") {
+  check_all_pairs(qwen3(Precision::kF32));
+}
+
+TEST_CASE("Gemma 4: saved at any layout, loaded at any layout, the same tensors") {
+  check_all_pairs(gemma4(Precision::kF32));
+}
+
+TEST_CASE("bf16: masters and moments keep their fp32 bits, and the weights are the rounded masters") {
+  const Config config = gemma4(Precision::kBF16);
+  const TemporaryFolder folder;
+  std::vector<std::vector<float>> weights(2);  // of rank 0, before and after
+  on_ranks(config, {2, true, 2}, [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
+    train_steps(state, groups, run);
+    save(state, groups, folder / "a", true);
+    const Tensor& values = state.parameters().flat_values();
+    if (groups.world->rank() == 0) {
+      for (int64_t i = 0; i < values.numel(); ++i) weights[0].push_back(static_cast<float>(values.data<BF16>()[i]));
+    }
+  });
+  on_ranks(config, {2, true, 2}, [&](TrainState& state, const ProcessGroups& groups, const Config&) {
+    state.load(CheckpointReader(find_checkpoint(folder / "a")));
+    save(state, groups, folder / "b", true);
+    const Tensor& values = state.parameters().flat_values();
+    if (groups.world->rank() == 0) {
+      for (int64_t i = 0; i < values.numel(); ++i) weights[1].push_back(static_cast<float>(values.data<BF16>()[i]));
+    }
+  });
+  CHECK(logical_tensors(find_checkpoint(folder / "b")) == logical_tensors(find_checkpoint(folder / "a")));
+  CHECK(weights[0] == weights[1]);
+}
+
+TEST_CASE("The index shows each tensor whole, as its virtual dataset") {
+  const TemporaryFolder folder;
+  on_ranks(gemma4(Precision::kF32), {4, true, 2},
+           [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
+             train_steps(state, groups, run);
+             save(state, groups, folder / "a", true);
+           });
+  const std::filesystem::path checkpoint = find_checkpoint(folder / "a");
+  const CheckpointReader reader(checkpoint);
+  for (const StateTensor& tensor : reader.index().tensors) {
+    INFO(tensor.name);
+    std::vector<float> values(static_cast<size_t>(tensor.rows() * tensor.cols()));
+    reader.read_rows(tensor.name, {0, tensor.rows()}, values);
+    CHECK(read_virtual(checkpoint, tensor.name) == values);
+  }
+}
+
+TEST_CASE("A dropped or doubled run of rows is noticed") {
+  const TemporaryFolder folder;
+  on_ranks(qwen3(Precision::kF32), {2, false, 1},
+           [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
+             train_steps(state, groups, run);
+             CheckpointSaver saver(*groups.world, state.stream(), folder / "a", {});
+             StatePart part = state.own_part(TrainState::Copies::kOne);
+             if (groups.world->rank() == 1) part.runs.pop_back();
+             saver.save({}, part);
+             const SaveResult result = saver.wait().value();
+             CHECK(contains(result.failure, "elements written"));
+           });
+  CHECK(RunDirectory(folder / "a").steps().empty());
+}
