@@ -62,21 +62,21 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
 std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const StatePart& part) {
   std::optional<SaveResult> previous = wait();
   const Clock::time_point start = Clock::now();
-  std::string failure = begin(info.step);
-  StatePart source = options_.async && failure.empty() ? host_copy(part) : part;
-  const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(), failure,
-                      state = std::move(source)]() -> Written {
-    Written written{{{rank, 0}, {}}, failure};
-    if (failure.empty()) written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
+  flight_ = Flight{info, part.tensors, start, begin(info.step), {}};
+  if (!flight_->failure.empty()) return previous;
+  const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
+                      state = options_.async ? host_copy(part) : part] {
+    Written written{{{rank, 0}, {}}, ""};
+    written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
     return written;
   };
-  flight_ =
-      Flight{info, part.tensors, start, std::async(options_.async ? std::launch::async : std::launch::deferred, write)};
+  flight_->written = std::async(options_.async ? std::launch::async : std::launch::deferred, write);
   return previous;
 }
 
 std::optional<SaveResult> CheckpointSaver::poll() {
   if (!flight_) return std::nullopt;
+  if (!flight_->failure.empty()) return finish();
   const bool here = flight_->written.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
   if (all_reduce_value(world_, int64_t{here}, ReduceOp::kMin) == 0) return std::nullopt;
   return finish();
@@ -84,7 +84,6 @@ std::optional<SaveResult> CheckpointSaver::poll() {
 
 std::optional<SaveResult> CheckpointSaver::wait() {
   if (!flight_) return std::nullopt;
-  flight_->written.wait();
   return finish();
 }
 
@@ -125,9 +124,12 @@ SaveResult CheckpointSaver::finish() {
   flight_.reset();
   SaveResult result;
   result.step = flight.info.step;
-  const Written written = flight.written.get();
-  result.failure = agree(written.failure);
-  if (result.failure.empty()) result.failure = complete(flight, written, result);
+  result.failure = flight.failure;
+  if (result.failure.empty()) {
+    const Written written = flight.written.get();
+    result.failure = agree(written.failure);
+    if (result.failure.empty()) result.failure = complete(flight, written, result);
+  }
   if (!result.failure.empty() && world_.rank() == 0) {
     std::error_code ignored;  // the failure itself is what matters
     std::filesystem::remove_all(directory_.pending_path_of(result.step), ignored);

@@ -50,7 +50,8 @@ class CheckpointSaver {
     CheckpointInfo info;
     std::vector<StateTensor> tensors;
     std::chrono::steady_clock::time_point start;
-    std::future<Written> written;
+    std::string failure;           // of the folder, which all ranks know of
+    std::future<Written> written;  // if there is none
   };
 
   StatePart host_copy(const StatePart& part);

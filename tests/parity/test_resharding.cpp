@@ -93,7 +93,8 @@ void save(const TrainState& state, const ProcessGroups& groups, const std::files
   CheckpointSaver saver(*groups.world, state.stream(), folder, options);
   CheckpointInfo info;
   info.step = 2;
-  CHECK(!saver.save(info, state.own_part(TrainState::Copies::kOne)).has_value());
+  const std::optional<SaveResult> earlier = saver.save(info, state.own_part(TrainState::Copies::kOne));
+  CHECK(!earlier.has_value());
   const SaveResult result = saver.wait().value();
   CHECK(result.failure.empty());
   CHECK(result.step == 2);

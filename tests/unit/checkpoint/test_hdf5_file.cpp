@@ -214,7 +214,6 @@ TEST_CASE("Misuse of a writer is a fault") {
   writer.create("x", DType::kF32, Shape{2, 2});
   const std::vector<float> three(3);
   CHECK_THROWS_AS(writer.create("x", DType::kF32, Shape{1}), Error);
-  CHECK_THROWS_AS(writer.create("a/b", DType::kF32, Shape{1}), Error);
   CHECK_THROWS_AS(writer.create("b", DType::kBF16, Shape{1}), Error);
   CHECK_THROWS_AS(writer.write_rows<float>("x", 0, three), Error);                      // not whole rows
   CHECK_THROWS_AS(writer.write_rows<float>("x", 1, counting(4)), Error);                // beyond the end

@@ -373,14 +373,29 @@ TEST_CASE("data") {
 
 TEST_CASE("output") {
   accepts([](Config& c) { c.checkpoint.dir = "x", c.checkpoint.resume = "never", c.checkpoint.export_dir = "y"; });
-  refuses([](Config& c) { c.checkpoint.every = 10; }, "checkpoints are not available yet: checkpoint.every must be 0",
-          "checkpoint.every: 0");
+  accepts([](Config& c) { c.checkpoint.every = 10, c.log.dir = "x"; });
+  accepts([](Config& c) { c.checkpoint.dir = "x", c.checkpoint.keep = 3, c.checkpoint.keep_every = 100; });
+  accepts([](Config& c) { c.checkpoint.resume = "runs/x"; });
+  accepts([](Config& c) { c.checkpoint.dir = "x", c.train.exit_after_steps = 5, c.train.exit_after_minutes = 0.5; });
+  refuses([](Config& c) { c.checkpoint.every = 10; }, "checkpoint.every = 10 has no folder to save to",
+          "checkpoint.dir");
   refuses([](Config& c) { c.checkpoint.every = -1; }, "checkpoint.every = -1 must be 0 to", "checkpoint.every");
   refuses([](Config& c) { c.checkpoint.keep = 0; }, "checkpoint.keep = 0 must be 1 to", "checkpoint.keep");
-  refuses([](Config& c) { c.checkpoint.keep = 5; }, "checkpoint.keep = 5 would be ignored with checkpoint.every: 0",
+  refuses([](Config& c) { c.checkpoint.keep_every = -1; }, "checkpoint.keep_every = -1 must be 0 to",
+          "checkpoint.keep_every");
+  refuses([](Config& c) { c.checkpoint.keep = 5; }, "checkpoint.keep = 5 would be ignored as no checkpoints are saved",
           "remove checkpoint.keep");
-  refuses([](Config& c) { c.checkpoint.resume = "runs/x"; },
-          "checkpoints are not available yet: checkpoint.resume cannot be runs/x", "auto or never");
+  refuses([](Config& c) { c.checkpoint.async = false; }, "checkpoint.async = false would be ignored", "remove");
+  refuses([](Config& c) { c.checkpoint.on_error = SaveFailurePolicy::kStop; },
+          "checkpoint.on_error = stop would be ignored", "remove");
+  refuses([](Config& c) { c.checkpoint.resume = ""; }, "checkpoint.resume is empty", "auto, never");
+  refuses([](Config& c) { c.train.exit_after_steps = 5; }, "train.exit_after_steps needs a folder", "checkpoint.dir");
+  refuses([](Config& c) { c.train.exit_after_minutes = 5; }, "train.exit_after_minutes needs a folder",
+          "checkpoint.dir");
+  refuses([](Config& c) { c.train.exit_after_minutes = -1; }, "train.exit_after_minutes = -1", "train.exit_after");
+  refuses([](Config& c) { c.train.exit_after_steps = -1; }, "train.exit_after_steps = -1 must be 0 to",
+          "train.exit_after");
+  refuses([](Config& c) { c.train.spike_zscore = -1; }, "train.spike_zscore = -1", "train.spike_zscore");
   refuses([](Config& c) { c.log.every = 0; }, "log.every = 0 must be 1 to", "log.every");
   const auto dump = [](int64_t step, const char* dir) {
     return [=](Config& c) { c.log.dump_step = step, c.log.dir = dir; };

@@ -1,0 +1,124 @@
+#include "train/anomaly.h"
+
+#include <cmath>
+#include <limits>
+
+#include "comm/thread_communicator.h"
+#include "support/errors.h"
+#include "support/rank_checks.h"
+#include "train/step.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Mean 2, standard deviation 0.1.
+double usual_loss(size_t i) {
+  return i % 2 == 0 ? 1.9 : 2.1;
+}
+
+Config small_model() {
+  Config config;
+  config.model.vocab_size = 64;
+  config.model.hidden_size = 32;
+  config.model.intermediate_size = 64;
+  config.model.num_hidden_layers = 3;
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = 2;
+  config.model.head_dim = 8;
+  config.numerics.precision = Precision::kF32;
+  config.train.steps = 1;
+  config.train.sequence_length = 8;
+  config.train.global_batch_size = 2;
+  return config;
+}
+
+// The result of a step on TP=2 + SP, DP=2 after poison() changed the weights of one rank.
+StepResult step_with(const std::function<void(const ParameterTable&)>& poison) {
+  Config config = small_model();
+  config.parallel = {2, true, 2, 1, false};
+  StepResult seen;
+  run_thread_ranks(4, [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {2, 2});
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    if (world.rank() == 3) poison(state.parameters());
+    const auto source = make_token_source(config.data, token_request(config, Split::kTrain, 4));
+    const DataStream data = data_stream(*source, config, Split::kTrain);
+    const Tensor& values = state.parameters().flat_values();
+    const std::vector<float> before(values.data<float>(), values.data<float>() + values.numel());
+    const StepResult result = run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0);
+    const bool untouched = std::equal(before.begin(), before.end(), values.data<float>(),
+                                      [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); });
+    CHECK(untouched == !result.nonfinite.empty());
+    if (world.rank() == 0) seen = result;
+  });
+  return seen;
+}
+
+const Weight& find_weight(const ParameterTable& table, const std::string& parameter) {
+  for (const Weight& weight : table.weights()) {
+    for (const Parameter& candidate : weight.parameters) {
+      if (candidate.name == parameter) return weight;
+    }
+  }
+  throw Error(ErrorKind::kFault, "no " + parameter);
+}
+
+}  // namespace
+
+TEST_CASE("A loss that stands out has its z-score; those before enough are known have none") {
+  SpikeDetector spikes(6);
+  for (size_t i = 0; i < SpikeDetector::kLeast; ++i) CHECK(!spikes.add(i == 5 ? 2.1 : usual_loss(i)));
+  CHECK(!spikes.add(2.5));
+  SpikeDetector fresh(6);
+  for (size_t i = 0; i < SpikeDetector::kLeast; ++i) fresh.add(usual_loss(i));
+  const std::optional<double> spike = fresh.add(2.8);
+  REQUIRE(spike.has_value());
+  CHECK(*spike == Approx(8));
+  CHECK(!fresh.add(2.8));  // the spike is now one of the losses that it is judged by
+}
+
+TEST_CASE("Losses beyond the window are forgotten, and what is not finite is left out") {
+  SpikeDetector spikes(6);
+  for (size_t i = 0; i < 50; ++i) spikes.add(100.0 + usual_loss(i));
+  for (size_t i = 0; i < SpikeDetector::kWindow; ++i) spikes.add(usual_loss(i));
+  CHECK(!spikes.add(std::nan("")));
+  CHECK(!spikes.add(std::numeric_limits<double>::infinity()));
+  const std::optional<double> spike = spikes.add(2.8);
+  REQUIRE(spike.has_value());
+  CHECK(*spike == Approx(8));
+}
+
+TEST_CASE("Equal losses and a threshold of 0 report nothing") {
+  SpikeDetector constant(6);
+  for (int i = 0; i < 30; ++i) CHECK(!constant.add(2.0));
+  SpikeDetector off(0);
+  for (size_t i = 0; i < 30; ++i) off.add(usual_loss(i));
+  CHECK(!off.add(1e9));
+}
+
+TEST_CASE("A sound step says nothing") {
+  const StepResult result = step_with([](const ParameterTable&) {});
+  CHECK(result.nonfinite.empty());
+  CHECK(std::isfinite(result.loss));
+}
+
+TEST_CASE("NaN of one rank is found by all, with the layer, and nothing is updated") {
+  const StepResult result = step_with([](const ParameterTable& table) {
+    find_weight(table, "model.layers.1.mlp.down_proj.weight").value.data<float>()[3] = kNan;
+  });
+  CHECK(std::isnan(result.loss));
+  CHECK(contains(result.nonfinite, "output of decoder layer 1"));
+}
+
+TEST_CASE("NaN behind the layers is told from NaN in one") {
+  const StepResult result = step_with(
+      [](const ParameterTable& table) { find_weight(table, "model.norm.weight").value.data<float>()[0] = kNan; });
+  CHECK(contains(result.nonfinite, "final norm or the head"));
+}

@@ -1,0 +1,149 @@
+#include "train/run_checkpoints.h"
+
+#include "comm/thread_communicator.h"
+#include "support/errors.h"
+#include "support/rank_checks.h"
+#include "support/temporary_folder.h"
+#include "train/step.h"
+
+using namespace invar;
+using namespace invar::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+Config small_run(const fs::path& dir) {
+  Config config;
+  config.model.vocab_size = 64;
+  config.model.hidden_size = 32;
+  config.model.intermediate_size = 64;
+  config.model.num_hidden_layers = 1;
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = 2;
+  config.model.head_dim = 8;
+  config.numerics.precision = Precision::kF32;
+  config.parallel.tensor = 2;
+  config.train.steps = 100;
+  config.train.sequence_length = 8;
+  config.checkpoint.dir = dir.string();
+  config.checkpoint.every = 10;
+  return config;
+}
+
+// body(checkpoints, state, log) on two ranks of a run.
+using Body = std::function<void(RunCheckpoints&, TrainState&, Log&)>;
+void on_ranks(const Config& config, const Body& body) {
+  run_thread_ranks(2, [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {2, 1});
+    const Stream stream(DeviceType::kCpu);
+    RunCheckpoints checkpoints(config, groups, stream);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    Log log(world.rank(), config.log.dir);
+    body(checkpoints, state, log);
+  });
+}
+
+void save_steps(const Config& config, const std::vector<int64_t>& steps) {
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
+    for (const int64_t step : steps) checkpoints.after_step(state, {step, step * 4, step * 32, 0}, log);
+    checkpoints.wait(log);
+  });
+}
+
+std::string read_log(const TemporaryFolder& folder) {
+  return folder.read("run/log.txt");
+}
+
+}  // namespace
+
+TEST_CASE("Steps that are due are saved, and a run finds where the last one stood") {
+  const TemporaryFolder folder;
+  Config config = small_run(folder / "c");
+  config.checkpoint.keep = 2;
+  save_steps(config, {9, 10, 11, 20, 30});
+  CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{20, 30});
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log&) {
+    const bool resumes = checkpoints.resumes() && checkpoints.continues_run();
+    const Progress progress = checkpoints.load(state);
+    CHECK(resumes);
+    CHECK(progress.step == 30);
+    CHECK(progress.samples == 120);
+    CHECK(progress.tokens == 960);
+  });
+  config.checkpoint.resume = "never";
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState&, Log&) { CHECK(!checkpoints.resumes()); });
+  config.checkpoint.resume = (folder / "c/step_00000020").string();
+  config.checkpoint.dir = (folder / "other").string();
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log&) {
+    const Progress progress = checkpoints.load(state);
+    CHECK(progress.step == 20);
+    CHECK(!checkpoints.continues_run());
+  });
+}
+
+TEST_CASE("The last save is not repeated, and must succeed") {
+  const TemporaryFolder folder;
+  const Config config = small_run(folder / "c");
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
+    checkpoints.after_step(state, {10, 0, 0, 0}, log);
+    checkpoints.finish(state, {10, 0, 0, 0}, log);
+    checkpoints.finish(state, {13, 0, 0, 0}, log);
+  });
+  CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{10, 13});
+}
+
+TEST_CASE("A save that fails leaves the last checkpoint; the run goes on or ends, as the config says") {
+  for (const bool async : {true, false}) {
+    const TemporaryFolder folder;
+    Config config = small_run(folder / "c");
+    config.checkpoint.async = async;
+    config.log.dir = (folder / "run").string();
+    save_steps(config, {10, 20});
+    // The folder goes, and a file takes its place.
+    fs::rename(folder / "c", folder / "aside");
+    folder.write("c", "a file");
+    Config blocked = config;
+    blocked.checkpoint.resume = "never";
+    save_steps(blocked, {30});
+    CHECK(contains(read_log(folder), "the checkpoint of step 30 could not be written"));
+    CHECK(contains(read_log(folder), "training goes on"));
+    blocked.checkpoint.on_error = SaveFailurePolicy::kStop;
+    require_error(ErrorKind::kFault, {"the checkpoint of step 40 could not be written"},
+                  [&] { save_steps(blocked, {40}); });
+    fs::remove(folder / "c");
+    fs::rename(folder / "aside", folder / "c");
+    CHECK(RunDirectory(folder / "c").latest() == RunDirectory(folder / "c").path_of(20));
+    save_steps(config, {30});
+    CHECK(RunDirectory(folder / "c").latest() == RunDirectory(folder / "c").path_of(30));
+  }
+}
+
+TEST_CASE("Another model or other numerics are refused with both values; another recipe is told") {
+  const TemporaryFolder folder;
+  Config config = small_run(folder / "c");
+  config.log.dir = (folder / "run").string();
+  save_steps(config, {10});
+  const auto refuses = [&](const std::vector<std::string>& texts, const std::function<void(Config&)>& change) {
+    Config changed = config;
+    change(changed);
+    require_error(ErrorKind::kConfig, texts, [&] { save_steps(changed, {}); });
+  };
+  refuses({"model.hidden_size is 64", "saved with 32"}, [](Config& c) { c.model.hidden_size = 64; });
+  refuses({"model.tie_word_embeddings is true", "saved with false"},
+          [](Config& c) { c.model.tie_word_embeddings = true; });
+  refuses({"numerics.precision is bf16", "saved with fp32"},
+          [](Config& c) { c.numerics.precision = Precision::kBF16; });
+  Config changed = config;
+  changed.optimizer.lr = 1e-5;
+  changed.train.steps = 200;
+  changed.train.global_batch_size = 8;
+  changed.train.recompute = RecomputeKind::kFull;  // of no consequence
+  on_ranks(changed, [&](RunCheckpoints& checkpoints, TrainState&, Log& log) { checkpoints.describe(log); });
+  const std::string log = read_log(folder);
+  CHECK(contains(log, "optimizer.lr: 0.0003 -> 1e-05"));
+  CHECK(contains(log, "train.steps: 100 -> 200"));
+  CHECK(contains(log, "train.global_batch_size: 1 -> 8"));
+  CHECK(!contains(log, "train.recompute: none -> "));
+}
