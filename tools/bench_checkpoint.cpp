@@ -74,7 +74,7 @@ struct Bench {
     CheckpointInfo info;
     const StatePart part = state.own_part(TrainState::Copies::kOne);
     saver.save(info, part);  // the copy's memory comes into being
-    if (async) saver.wait();
+    saver.wait();
     SaveResult result;
     stall = seconds([&] {
       saver.save(info, part);

@@ -17,6 +17,22 @@ bool is_moment(const std::string& tensor) {
   return tensor.starts_with("optimizer/");
 }
 
+// The values of an area inside a strip: where they lie, or, if only some of the columns are wanted, copied to `buffer`.
+std::span<const float> cut(std::span<const float> values, const Rectangle& strip, const Rectangle& area,
+                           std::vector<float>& buffer) {
+  const int64_t width = area.cols.size();
+  const int64_t first_row = area.rows.begin - strip.rows.begin;
+  if (width == strip.cols.size()) {
+    return values.subspan(static_cast<size_t>(first_row * width), static_cast<size_t>(area.elements()));
+  }
+  buffer.resize(static_cast<size_t>(area.elements()));
+  for (int64_t row = 0; row < area.rows.size(); ++row) {
+    const auto from = values.begin() + (first_row + row) * strip.cols.size() + area.cols.begin - strip.cols.begin;
+    std::copy(from, from + width, buffer.begin() + row * width);
+  }
+  return buffer;
+}
+
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& folder)
@@ -92,7 +108,7 @@ const Hdf5Reader& CheckpointReader::shard(int rank) const {
 
 void CheckpointReader::read_extent(const StateExtent& extent) const {
   const size_t tensor = find(extent.tensor().name);
-  std::vector<float> values;
+  std::vector<float> cut_values;
   int64_t found = 0;
   for (const size_t i : pieces_[tensor]) {
     const StoredPiece& piece = index_.pieces[i];
@@ -100,13 +116,7 @@ void CheckpointReader::read_extent(const StateExtent& extent) const {
     if (wanted.elements() == 0) continue;
     for_each_strip(piece, wanted, [&](const Rectangle& strip, std::span<const float> tiles) {
       const Rectangle area = intersect(strip, wanted);
-      values.resize(static_cast<size_t>(area.elements()));
-      for (int64_t row = area.rows.begin; row < area.rows.end; ++row) {
-        const auto from =
-            tiles.begin() + (row - strip.rows.begin) * strip.cols.size() + area.cols.begin - strip.cols.begin;
-        std::copy(from, from + area.cols.size(), values.begin() + (row - area.rows.begin) * area.cols.size());
-      }
-      extent.scatter(area, values);
+      extent.scatter(area, cut(tiles, strip, area, cut_values));
       found += area.elements();
     });
   }
@@ -128,14 +138,13 @@ void CheckpointReader::for_each_strip(const StoredPiece& piece, const Rectangle&
   };
   const Range wanted_rows = on_tiles(area.rows, rows, piece.tiling.rows);
   const Range wanted_cols = on_tiles(area.cols, cols, piece.tiling.cols);
-  std::vector<float> values;
   for (int64_t row = wanted_rows.begin; row < wanted_rows.end; row += piece.tiling.rows) {
     const Rectangle strip{{row, std::min(row + piece.tiling.rows, wanted_rows.end)}, wanted_cols};
-    values.resize(static_cast<size_t>(strip.elements()));
+    strip_.resize(static_cast<size_t>(strip.elements()));
     file.read_rectangle(name, {strip.rows.begin - rows.begin, strip.rows.end - rows.begin},
-                        {strip.cols.begin - cols.begin, strip.cols.end - cols.begin}, values);
-    check_tiles(piece, strip, values);
-    use(strip, std::span<const float>(values));
+                        {strip.cols.begin - cols.begin, strip.cols.end - cols.begin}, strip_);
+    check_tiles(piece, strip, strip_);
+    use(strip, std::span<const float>(strip_));
   }
 }
 

@@ -52,6 +52,7 @@ class CheckpointReader {
   CheckpointIndex index_;
   std::map<std::string, size_t> tensors_;
   std::vector<std::vector<size_t>> pieces_;  // of each tensor
+  mutable std::vector<float> strip_;         // what was read last
   mutable std::list<OpenFile> open_;         // the last ones used, newest first
 };
 
