@@ -38,7 +38,7 @@ TokenRequest request_for(const Config& config, Split split, int world_size) {
 }
 
 DataStream stream_of(const TokenSource& source, const Config& config, Split split) {
-  return {source, Sampler(sample_order(config.data.kind, split), source.samples(), config.train.seed)};
+  return {source, Sampler(sample_order(config.data, split), source.samples(), config.train.seed)};
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
