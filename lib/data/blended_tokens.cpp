@@ -82,9 +82,11 @@ void BlendedTokens::blend_by_size(const DataConfig& data, const TokenRequest& re
 
 std::string BlendedTokens::describe() const {
   std::string text = format("blend of {} sources, {} samples", sources_.size(), samples());
-  for (size_t d = 0; d < sources_.size(); ++d) {
+  const size_t shown = std::min<size_t>(sources_.size(), 16);
+  for (size_t d = 0; d < shown; ++d) {
     text += format("; {} samples of {}", order_->taken(static_cast<int32_t>(d)), sources_[d].tokens->describe());
   }
+  if (shown < sources_.size()) text += format("; and {} more", sources_.size() - shown);
   return text;
 }
 

@@ -36,9 +36,9 @@ uint64_t checksum(std::span<const std::byte> bytes) {
 std::string describe(const std::string& origin, const OrderPlan& plan, SequenceLengths lengths) {
   return format(
       "order of samples as in Megatron's GPTDataset\n{}checksum of their lengths: {:016x}\n"
-      "sequence length: {}\nseed: {}\nepochs: {}, the last {} the others\nsamples: {}\n",
+      "sequence length: {}\nseed: {}\nepochs: {}{}\nsamples: {}\n",
       origin, checksum(lengths.bytes()), plan.sequence_length, plan.seed, plan.epochs,
-      plan.separate_last_epoch ? "apart from" : "among", plan.samples);
+      plan.separate_last_epoch ? ", the last shuffled apart" : "", plan.samples);
 }
 
 // One array as a .npy file, format 1.0: these bytes, then the numbers.

@@ -38,7 +38,7 @@ class TwoSources(JobTest):
 
     def config_for(self, kind, blend, **keys):
         own = {"token_dtype": "uint16", "validation_fraction": 0.2} if kind == "tokens" else {"split": '"8, 2"'}
-        self.config(data={"kind": kind, "blend": f'"{blend}"', **own, **keys}, optimizer={"lr": 1e-2},
+        self.config(data={"kind": kind, "blend": f'"{blend}"', **own, **keys}, optimizer={"lr": 2e-3},
                     train={"eval_every": 3, "eval_batches": 2})
 
 
@@ -72,7 +72,7 @@ class Blends(TwoSources):
         self.config_for("tokens", "2.5 a.bin")
         blend = self.train("blend")
         self.config(data={"kind": "tokens", "path": "a.bin", "token_dtype": "uint16", "validation_fraction": 0.2},
-                    optimizer={"lr": 1e-2})
+                    optimizer={"lr": 2e-3})
         self.assertEqual(self.train("plain"), blend)
 
     def test_mistakes_are_told(self):

@@ -173,6 +173,7 @@ TEST_CASE("a Megatron dataset that is taken beyond its surplus is laid out for t
   const auto blend = make_token_source(sources.blend(text), request);
   REQUIRE(blend->samples() == 45);
   CHECK(contains(blend->describe(), "45 samples; 22 samples of " + sources.path_of("b")));
+  CHECK(contains(blend->describe(), "; and 24 more"));
   const auto b = sources.alone("b", 22);
   std::vector<double> weights(40, 1.0);
   weights[0] = 40;

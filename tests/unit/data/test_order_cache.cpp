@@ -136,7 +136,7 @@ TEST_CASE("the arrays are the .npy files that Megatron keeps") {
         std::vector<uint32_t>{0, 4, 3, 2, 5, 1, 7, 6, 9, 8, 11, 10});
   const std::string description = read_file(dataset.file("description.txt"));
   for (const char* part : {"corpus\n", "sequences [0, 5)", "sequence length: 4", "seed: 1234",
-                           "epochs: 2, the last apart from the others", "samples: 12"}) {
+                           "epochs: 2, the last shuffled apart", "samples: 12"}) {
     CHECK(contains(description, part));
   }
 }
