@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "config/blend.h"
 #include "config/field.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
@@ -106,16 +107,33 @@ std::array<double, 3> split_weights(const Config& config) {
   return weights;
 }
 
-void check_data_source(const Config& config) {
+// One source by data.path, or several by data.blend.
+void check_data_paths(const Config& config) {
   const DataConfig& data = config.data;
   const std::string with_kind = format("with data.kind: {}", word_of(data.kind));
+  if (data.kind != DataKind::kMegatron) refuse_if_set(config, "data.cache_dir", with_kind);
   if (data.kind == DataKind::kMock) {
     refuse_if_set(config, "data.path", with_kind);
+    refuse_if_set(config, "data.blend", with_kind);
+  } else if (!data.blend.empty()) {
+    refuse_if_set(config, "data.path", "with data.blend, which names its own");
+    try {
+      parse_blend(data.blend);
+    } catch (const Error& error) {
+      refuse(config, {"data.blend"}, error.what(), error.hint());
+    }
   } else if (data.path.empty()) {
-    refuse(config, {"data.path", "data.kind"}, format("data.kind: {} needs data.path", word_of(data.kind)),
+    refuse(config, {"data.path", "data.kind"},
+           format("data.kind: {} needs data.path or data.blend", word_of(data.kind)),
            data.kind == DataKind::kTokens ? "set data.path to the .bin file (tools/tokenise writes one)"
                                           : "set data.path to the path of the .bin and .idx files, without the ending");
   }
+}
+
+void check_data_source(const Config& config) {
+  const DataConfig& data = config.data;
+  const std::string with_kind = format("with data.kind: {}", word_of(data.kind));
+  check_data_paths(config);
   if (data.kind != DataKind::kTokens) {
     refuse_if_set(config, "data.token_dtype", with_kind);
   } else if (!data.token_dtype.empty() && data.token_dtype != "uint16" && data.token_dtype != "uint32") {

@@ -109,10 +109,11 @@ int64_t MegatronIndex::first_token(int64_t sequence) const {
   return byte_offset(sequence) / size_of(type_);
 }
 
-std::vector<int32_t> MegatronIndex::lengths(Range sequences) const {
-  std::vector<int32_t> result(static_cast<size_t>(sequences.size()));
-  for (size_t i = 0; i < result.size(); ++i) result[i] = length(sequences.begin + static_cast<int64_t>(i));
-  return result;
+SequenceLengths MegatronIndex::lengths(Range sequences) const {
+  INVAR_CHECK(sequences.begin >= 0 && sequences.end <= sequences_, "sequences [{}, {}) of {}", sequences.begin,
+              sequences.end, sequences_);
+  return SequenceLengths(file_.bytes().subspan(static_cast<size_t>(kHeaderBytes + 4 * sequences.begin),
+                                               static_cast<size_t>(4 * sequences.size())));
 }
 
 }  // namespace invar

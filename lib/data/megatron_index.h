@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "core/mapped_file.h"
 #include "core/range.h"
+#include "data/sequence_lengths.h"
 #include "data/token_array.h"
 
 namespace invar {
@@ -25,11 +25,11 @@ class MegatronIndex {
   int64_t documents() const { return document_boundaries_ - 1; }
   int64_t tokens() const { return tokens_; }
 
-  int32_t length(int64_t sequence) const;       // tokens
-  int64_t first_token(int64_t sequence) const;  // position in the .bin file, in tokens
-  std::vector<int32_t> lengths(Range sequences) const;
+  int64_t first_token(int64_t sequence) const;     // position in the .bin file, in tokens
+  SequenceLengths lengths(Range sequences) const;  // as long as this index lives
 
  private:
+  int32_t length(int64_t sequence) const;
   void read_header();
   void check_sequences();
   void check_documents() const;

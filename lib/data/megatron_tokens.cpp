@@ -19,6 +19,15 @@ TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int6
   return {std::move(file), 0, index.type(), vocab_size};
 }
 
+// The order in memory, or in data.cache_dir.
+KeptOrder open_order(const DataConfig& data, const TokenRequest& request, Range sequences, SequenceLengths lengths) {
+  const OrderPlan plan = plan_order(lengths, request.sequence_length, request.samples_wanted, request.seed);
+  if (data.cache_dir.empty()) return {build_order(plan, lengths), ""};
+  const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", data.path,
+                                    name_of(request.split), data.split, sequences.begin, sequences.end);
+  return keep_order(data.cache_dir, origin, plan, lengths);
+}
+
 }  // namespace
 
 MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& request)
@@ -27,21 +36,21 @@ MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& reque
       index_(data.path + ".idx"),
       tokens_(open_tokens(data.path + ".bin", index_, request.vocab_size)),
       sequences_(split_sequences(data.split, request.split == Split::kTrain ? 0 : 1, index_.sequences())),
-      order_(index_.lengths(sequences_), request.sequence_length, request.samples_wanted, request.seed) {}
+      lengths_(index_.lengths(sequences_)),
+      kept_(open_order(data, request, sequences_, lengths_)) {}
 
 std::string MegatronTokens::describe() const {
-  return format("{}: {} tokens ({}) in {} documents; {} split is sequences [{}, {}), {} samples", tokens_.path(),
+  return format("{}: {} tokens ({}) in {} documents; {} split is sequences [{}, {}), {} samples{}", tokens_.path(),
                 tokens_.size(), name_of(tokens_.type()), index_.documents(), name_of(split_), sequences_.begin,
-                sequences_.end, samples());
+                sequences_.end, samples(), kept_.told);
 }
 
 void MegatronTokens::fill(int64_t sample, std::span<int32_t> tokens) const {
-  for (const auto& piece : order_.pieces(sample)) {
+  for (const auto& piece : pieces_of(kept_.order, lengths_, sample, std::ssize(tokens))) {
     const auto count = static_cast<size_t>(piece.count);
     tokens_.read(index_.first_token(sequences_.begin + piece.sequence) + piece.offset, tokens.first(count));
     tokens = tokens.subspan(count);
   }
-  INVAR_CHECK(tokens.empty(), "sample {} lacks {} tokens", sample, tokens.size());
 }
 
 }  // namespace invar

@@ -1,18 +1,19 @@
 #pragma once
 
 #include "data/megatron_index.h"
-#include "data/megatron_samples.h"
+#include "data/order_cache.h"
 #include "data/token_source.h"
 
 namespace invar {
 
 // A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX. Sample k is what Megatron's
 // GPTDataset with default options gives for index k at the same split, seed, sequence length and number of samples.
+// With data.cache_dir the order is kept there in files, which all ranks map.
 class MegatronTokens final : public TokenSource {
  public:
   MegatronTokens(const DataConfig& data, const TokenRequest& request);
 
-  int64_t samples() const override { return order_.samples(); }
+  int64_t samples() const override { return std::ssize(kept_.order.shuffle_index); }
   std::string describe() const override;
 
  private:
@@ -22,7 +23,8 @@ class MegatronTokens final : public TokenSource {
   MegatronIndex index_;
   TokenArray tokens_;
   Range sequences_;  // of this split
-  MegatronSamples order_;
+  SequenceLengths lengths_;
+  KeptOrder kept_;
 };
 
 }  // namespace invar

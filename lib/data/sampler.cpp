@@ -28,8 +28,9 @@ int64_t shuffled(uint64_t seed, int64_t epoch, int64_t samples, int64_t position
 
 }  // namespace
 
-SampleOrder sample_order(DataKind kind, Split split) {
-  return kind == DataKind::kTokens && split == Split::kTrain ? SampleOrder::kShuffled : SampleOrder::kSequential;
+SampleOrder sample_order(const DataConfig& data, Split split) {
+  const bool is_one_flat_file = data.kind == DataKind::kTokens && data.blend.empty();
+  return is_one_flat_file && split == Split::kTrain ? SampleOrder::kShuffled : SampleOrder::kSequential;
 }
 
 Sampler::Sampler(SampleOrder order, int64_t samples, uint64_t seed) : order_(order), samples_(samples), seed_(seed) {

@@ -12,8 +12,9 @@ enum class SampleOrder : uint8_t {
 };
 
 // Only the training split of a flat file is shuffled here: mock samples are random as they are, megatron carries its
-// own shuffle, and an evaluation always reads the same samples from the first one on.
-SampleOrder sample_order(DataKind kind, Split split);
+// own shuffle, a blend shuffles its sources one by one, and an evaluation always reads the same samples from the first
+// one on.
+SampleOrder sample_order(const DataConfig& data, Split split);
 
 // The order of the samples as a pure function, so that a run may stop, resume and change its layout at any step without
 // a position to restore. global_position = step · global_batch_size + index within the global batch.

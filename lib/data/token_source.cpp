@@ -1,6 +1,7 @@
 #include "data/token_source.h"
 
 #include "core/error.h"
+#include "data/blended_tokens.h"
 #include "data/flat_tokens.h"
 #include "data/megatron_tokens.h"
 #include "data/mock_tokens.h"
@@ -20,6 +21,7 @@ void TokenSource::read(int64_t sample, std::span<int32_t> tokens) const {
 std::unique_ptr<TokenSource> make_token_source(const DataConfig& data, const TokenRequest& request) {
   INVAR_CHECK(request.sequence_length > 0 && request.vocab_size > 0, "S = {}, V = {}", request.sequence_length,
               request.vocab_size);
+  if (!data.blend.empty()) return std::make_unique<BlendedTokens>(data, request);
   if (data.kind != DataKind::kMock && data.path.empty()) {
     throw Error(ErrorKind::kConfig, "data.path is missing: kinds tokens and megatron read files",
                 "tools/tokenise makes them from text");

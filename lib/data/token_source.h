@@ -20,8 +20,9 @@ struct TokenRequest {
   int64_t sequence_length = 0;
   int64_t vocab_size = 0;
   uint64_t seed = 0;
-  // Samples the whole run (or one evaluation) will consume. Only megatron depends on it: its order is laid out over as
-  // many epochs as this takes, so the same run must always ask for the same number.
+  // Samples the whole run (or one evaluation) will consume. Only megatron and blends depend on it: an order is laid out
+  // over as many epochs as this takes, so the same run must always ask for the same number. 0: one pass over megatron's
+  // data.
   int64_t samples_wanted = 0;
 };
 
@@ -49,7 +50,8 @@ class TokenSource {
   int64_t sequence_length_;
 };
 
-// Opens the source that data.kind names. Error{kData} if the files cannot be used, Error{kConfig} if a key is wrong.
+// Opens the source that data.kind names, or the blend of several. Error{kData} if the files cannot be used,
+// Error{kConfig} if a key is wrong.
 std::unique_ptr<TokenSource> make_token_source(const DataConfig& data, const TokenRequest& request);
 
 }  // namespace invar

@@ -35,7 +35,7 @@ TokenRequest token_request(const Config& config, Split split, int world_size) {
 }
 
 DataStream data_stream(const TokenSource& source, const Config& config, Split split) {
-  return {source, Sampler(sample_order(config.data.kind, split), source.samples(), config.train.seed), 0};
+  return {source, Sampler(sample_order(config.data, split), source.samples(), config.train.seed), 0};
 }
 
 std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,

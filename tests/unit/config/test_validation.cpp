@@ -336,9 +336,29 @@ TEST_CASE("data") {
           "remove data.eod_id");
   refuses(data(kMock, "", [](Config& c) { c.data.validation_fraction = 0.5; }),
           "data.validation_fraction = 0.5 would be ignored with data.kind: mock", "remove data.validation_fraction");
-  refuses(data(kTokens, "", nothing), "data.kind: tokens needs data.path", "tools/tokenise");
-  refuses(data(kMegatron, "", nothing), "data.kind: megatron needs data.path", "without the ending");
+  refuses(data(kTokens, "", nothing), "data.kind: tokens needs data.path or data.blend", "tools/tokenise");
+  refuses(data(kMegatron, "", nothing), "data.kind: megatron needs data.path or data.blend", "without the ending");
   refuses(data(kMock, "x.bin", nothing), "data.path = x.bin would be ignored with data.kind: mock", "remove data.path");
+  const auto blend = [](DataKind kind, const std::string& text) {
+    return [=](Config& c) { c.data.kind = kind, c.data.blend = text; };
+  };
+  accepts(blend(kTokens, "0.7 a 0.3 b"));
+  accepts(blend(kMegatron, "a b"));
+  accepts(data(kMegatron, "x", [](Config& c) { c.data.cache_dir = "cache"; }));
+  refuses(blend(kMock, "a b"), "data.blend = \"a b\" would be ignored with data.kind: mock", "remove data.blend");
+  refuses(data(kTokens, "x", [](Config& c) { c.data.blend = "a b"; }), "data.path = x would be ignored with data.blend",
+          "remove data.path");
+  refuses(blend(kTokens, "0 a 1 b"), "data.blend = \"0 a 1 b\": the weight 0 is not within", "0.7 data/a 0.3 data/b");
+  refuses(blend(kMegatron, "0.5"), "data.blend = \"0.5\": the last weight has no path", "before every path");
+  refuses(data(kTokens, "x", [](Config& c) { c.data.cache_dir = "cache"; }),
+          "data.cache_dir = cache would be ignored with data.kind: tokens", "remove data.cache_dir");
+  refuses(data(kMock, "", [](Config& c) { c.data.cache_dir = "cache"; }),
+          "data.cache_dir = cache would be ignored with data.kind: mock", "remove data.cache_dir");
+  require_error(ErrorKind::kConfig, {"c.yaml:3: data.blend = \"1 a b\": some paths have no weight"}, [] {
+    validate(load_text("model: {preset: qwen3-0.6b}\ntrain: {steps: 1, sequence_length: 8}\n"
+                       "data: {kind: tokens, blend: \"1 a b\"}\n"),
+             1);
+  });
   refuses(data(kMock, "", [](Config& c) { c.data.token_dtype = "uint16"; }),
           "data.token_dtype = uint16 would be ignored with data.kind: mock", "remove data.token_dtype");
   refuses(data(kMegatron, "x", [](Config& c) { c.data.token_dtype = "uint16"; }),

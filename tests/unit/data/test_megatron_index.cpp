@@ -22,6 +22,13 @@ std::string hex_of(const std::string& bytes) {
   return hex;
 }
 
+std::vector<int32_t> lengths_of(const MegatronIndex& index, Range sequences) {
+  const SequenceLengths lengths = index.lengths(sequences);
+  std::vector<int32_t> values;
+  for (int64_t i = 0; i < lengths.size(); ++i) values.push_back(lengths[i]);
+  return values;
+}
+
 }  // namespace
 
 TEST_CASE("the index of a known dataset, byte by byte") {
@@ -37,10 +44,36 @@ TEST_CASE("the index of a known dataset, byte by byte") {
   CHECK(index.sequences() == 3);
   CHECK(index.documents() == 2);
   CHECK(index.tokens() == 9);
-  CHECK(index.lengths({0, 3}) == std::vector<int32_t>{3, 2, 4});
-  CHECK(index.lengths({1, 2}) == std::vector<int32_t>{2});
+  CHECK(lengths_of(index, {0, 3}) == std::vector<int32_t>{3, 2, 4});
+  CHECK(lengths_of(index, {1, 2}) == std::vector<int32_t>{2});
   CHECK(index.first_token(0) == 0);
   CHECK(index.first_token(2) == 5);
+}
+
+TEST_CASE("an index that ends anywhere but at its end is refused by name") {
+  const TemporaryFolder folder;
+  const std::string good = small_index().bytes();
+  // The header ends at 34, the lengths at 46, the offsets at 70, the documents at 94.
+  for (size_t size = 0; size < good.size(); ++size) {
+    INFO(size << " bytes");
+    const std::string reason = size == 0   ? "the file is empty"
+                               : size < 34 ? "does not begin with MMIDIDX"
+                                           : format("do not fit its {} bytes", size);
+    require_error(ErrorKind::kData, {(folder / "a.idx").string() + ": ", reason},
+                  [&] { MegatronIndex(folder.write("a.idx", good.substr(0, size))); });
+  }
+}
+
+TEST_CASE("documents and sequences may be empty") {
+  const TemporaryFolder folder;
+  IndexBytes bytes = IndexBytes::of({0, 3, 0, 0, 4, 0}, 8, 2);
+  bytes.documents = {0, 0, 2, 2, 2, 6, 6};
+  const MegatronIndex index(folder.write("a.idx", bytes.bytes()));
+  CHECK(index.documents() == 6);
+  CHECK(index.tokens() == 7);
+  CHECK(lengths_of(index, {0, 6}) == std::vector<int32_t>{0, 3, 0, 0, 4, 0});
+  CHECK(index.first_token(4) == 3);
+  CHECK(index.first_token(5) == 7);
 }
 
 TEST_CASE("a damaged index is refused with the reason") {
@@ -65,6 +98,14 @@ TEST_CASE("a damaged index is refused with the reason") {
   require_error(ErrorKind::kData, {"do not fit"}, [&] { open(std::string(good).replace(18, 8, 8, '\xff')); });
   require_error(ErrorKind::kData, {"do not fit"}, [&] { open(std::string(good).replace(26, 8, 8, '\xff')); });
   require_error(ErrorKind::kData, {"sequence 1 has length -2"}, [&] { damaged([](auto& i) { i.lengths[1] = -2; }); });
+  require_error(ErrorKind::kData, {"a.idx: sequence 0 begins at byte -2, but those before it end at byte 0"},
+                [&] { damaged([](auto& i) { i.offsets[0] = -2; }); });
+  require_error(ErrorKind::kData, {"a.idx: sequence 2 begins at byte 10, but those before it end at byte 12"},
+                [&] { damaged([](auto& i) { i.lengths[1] = 3; }); });
+  require_error(ErrorKind::kData, {"sequence 2 begins at byte 4294967306,"},
+                [&] { damaged([](auto& i) { i.offsets[2] += int64_t{1} << 32; }); });
+  require_error(ErrorKind::kData, {"a.idx: document 1 begins at sequence -1"},
+                [&] { damaged([](auto& i) { i.documents[1] = -1; }); });
   require_error(ErrorKind::kData, {"sequence 2 begins at byte 12, but those before it end at byte 10"},
                 [&] { damaged([](auto& i) { i.offsets[2] = 12; }); });
   require_error(ErrorKind::kData, {"number of sequences, 3"}, [&] { damaged([](auto& i) { i.documents[2] = 2; }); });

@@ -31,7 +31,7 @@ void check_samples(uint8_t type) {
   const TemporaryFolder folder;
   const auto source = make_token_source(write_dataset<T>(folder, type, "1"), kRequest);
   REQUIRE(source->samples() == 6);
-  // Sequences in the order 4 0 1 2 3, samples in the order 5 2 3 1 0 4 (B.14 of the vectors in test_megatron_samples).
+  // Sequences in the order 4 0 1 2 3, samples in the order 5 2 3 1 0 4 (B.14 of the vectors in test_megatron_order).
   CHECK(sample_of(*source, 0) == std::vector<int32_t>{11, 12, 13, 14, 15});
   CHECK(sample_of(*source, 1) == std::vector<int32_t>{25, 0, 1, 2, 3});
   CHECK(sample_of(*source, 2) == std::vector<int32_t>{3, 4, 5, 6, 7});

@@ -84,10 +84,17 @@ TEST_CASE("the sequential order counts, and begins again") {
 }
 
 TEST_CASE("only the training split of a flat file is shuffled") {
-  CHECK(sample_order(DataKind::kTokens, Split::kTrain) == SampleOrder::kShuffled);
-  CHECK(sample_order(DataKind::kTokens, Split::kValidation) == SampleOrder::kSequential);
-  CHECK(sample_order(DataKind::kMegatron, Split::kTrain) == SampleOrder::kSequential);
-  CHECK(sample_order(DataKind::kMock, Split::kTrain) == SampleOrder::kSequential);
+  const auto order_of = [](DataKind kind, const std::string& blend, Split split) {
+    DataConfig data;
+    data.kind = kind;
+    data.blend = blend;
+    return sample_order(data, split);
+  };
+  CHECK(order_of(DataKind::kTokens, "", Split::kTrain) == SampleOrder::kShuffled);
+  CHECK(order_of(DataKind::kTokens, "", Split::kValidation) == SampleOrder::kSequential);
+  CHECK(order_of(DataKind::kTokens, "a b", Split::kTrain) == SampleOrder::kSequential);
+  CHECK(order_of(DataKind::kMegatron, "", Split::kTrain) == SampleOrder::kSequential);
+  CHECK(order_of(DataKind::kMock, "", Split::kTrain) == SampleOrder::kSequential);
 }
 
 TEST_CASE("misuse of the sampler is a fault") {

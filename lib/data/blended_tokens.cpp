@@ -1,0 +1,99 @@
+#include "data/blended_tokens.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace invar {
+namespace {
+
+// Megatron's mid_level_dataset_surplus.
+constexpr double kSurplus = 0.005;
+
+int64_t scaled_up(int64_t count, double factor) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(count) * factor));
+}
+
+}  // namespace
+
+BlendedTokens::BlendedTokens(const DataConfig& data, const TokenRequest& request)
+    : TokenSource(request.sequence_length) {
+  INVAR_CHECK(data.kind != DataKind::kMock, "a blend of mock tokens");
+  INVAR_CHECK(request.samples_wanted >= 1, "samples_wanted = {}", request.samples_wanted);
+  const Blend blend = parse_blend(data.blend);
+  if (blend.weights.empty()) {
+    blend_by_size(data, request, blend);
+  } else {
+    blend_by_weight(data, request, blend);
+  }
+}
+
+// Source d as if it were data.path, `samples` of it wanted.
+BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest request, const Blend& blend, size_t d,
+                                          int64_t samples) {
+  DataConfig alone = data;
+  alone.blend.clear();
+  alone.path = blend.paths[d];
+  request.samples_wanted = samples;
+  try {
+    auto tokens = make_token_source(alone, request);
+    if (tokens->samples() == 0) {
+      throw Error(ErrorKind::kData,
+                  format("{} has less than one sample of train.sequence_length + 1 = {} tokens", alone.path,
+                         request.sequence_length + 1),
+                  "take it out of data.blend, or use a shorter train.sequence_length");
+    }
+    const Sampler sampler(sample_order(alone, request.split), tokens->samples(), request.seed);
+    return {std::move(tokens), sampler};
+  } catch (const Error& error) {
+    throw error.in(format("source {} of data.blend", d + 1));
+  }
+}
+
+void BlendedTokens::blend_by_weight(const DataConfig& data, const TokenRequest& request, const Blend& blend) {
+  const std::vector<double> shares = normalised(blend.weights);
+  int64_t size = 0;
+  for (const double share : shares) size += scaled_up(request.samples_wanted, share);
+  order_.emplace(shares, size);
+  for (size_t d = 0; d < shares.size(); ++d) {
+    const int64_t target = scaled_up(request.samples_wanted, shares[d]);
+    const int64_t taken = order_->taken(static_cast<int32_t>(d));
+    Source source = open(data, request, blend, d, scaled_up(target, 1 + kSurplus));
+    // Few samples of many sources: rounding each target up can outgrow the surplus.
+    const bool too_short = data.kind == DataKind::kMegatron && source.tokens->samples() < taken;
+    sources_.push_back(too_short ? open(data, request, blend, d, taken) : std::move(source));
+  }
+}
+
+void BlendedTokens::blend_by_size(const DataConfig& data, const TokenRequest& request, const Blend& blend) {
+  const int64_t wanted_of_each = blend.paths.size() == 1 ? request.samples_wanted : 0;  // 0: one pass
+  std::vector<double> sizes;
+  int64_t all = 0;
+  for (size_t d = 0; d < blend.paths.size(); ++d) {
+    sources_.push_back(open(data, request, blend, d, wanted_of_each));
+    const int64_t size = sources_.back().tokens->samples();
+    sizes.push_back(static_cast<double>(size));
+    all += size;
+  }
+  order_.emplace(sizes,
+                 data.kind == DataKind::kMegatron ? std::min(request.samples_wanted, all) : request.samples_wanted);
+}
+
+std::string BlendedTokens::describe() const {
+  std::string text = format("blend of {} sources, {} samples", sources_.size(), samples());
+  const size_t shown = std::min<size_t>(sources_.size(), 16);
+  for (size_t d = 0; d < shown; ++d) {
+    text += format("; {} samples of {}", order_->taken(static_cast<int32_t>(d)), sources_[d].tokens->describe());
+  }
+  if (shown < sources_.size()) text += format("; and {} more", sources_.size() - shown);
+  return text;
+}
+
+void BlendedTokens::fill(int64_t sample, std::span<int32_t> tokens) const {
+  const auto [source, position] = order_->at(sample);
+  const Source& from = sources_[static_cast<size_t>(source)];
+  from.tokens->read(from.sampler.sample_at(position), tokens);
+}
+
+}  // namespace invar

@@ -1,0 +1,188 @@
+#include "data/order_cache.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+#include "core/mapped_file.h"
+#include "core/unique_handle.h"
+
+namespace invar {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Descriptor = UniqueHandle<int, ::close, -1>;
+
+// FNV-1a, 64 bits.
+uint64_t checksum(std::span<const std::byte> bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3u;
+  return hash;
+}
+
+std::string describe(const std::string& origin, const OrderPlan& plan, SequenceLengths lengths) {
+  return format(
+      "order of samples as in Megatron's GPTDataset\n{}checksum of their lengths: {:016x}\n"
+      "sequence length: {}\nseed: {}\nepochs: {}{}\nsamples: {}\n",
+      origin, checksum(lengths.bytes()), plan.sequence_length, plan.seed, plan.epochs,
+      plan.separate_last_epoch ? ", the last shuffled apart" : "", plan.samples);
+}
+
+// One array as a .npy file, format 1.0: these bytes, then the numbers.
+struct ArrayFile {
+  fs::path path;
+  std::string header;
+  int64_t count;  // of elements
+};
+
+// shape: as Python writes a tuple, "(5,)".
+std::string npy_header(std::string_view dtype, const std::string& shape) {
+  constexpr size_t kPreamble = 10;  // magic, version, length of the text
+  constexpr size_t kAlignment = 64;
+  std::string text = format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", dtype, shape);
+  text.append(kAlignment - 1 - (kPreamble + text.size()) % kAlignment, ' ');
+  text += '\n';
+  std::string header("\x93NUMPY\x01\x00", 8);
+  header += static_cast<char>(text.size() & 0xff);
+  header += static_cast<char>(text.size() >> 8);
+  return header + text;
+}
+
+struct Files {
+  fs::path prefix;
+  fs::path description;
+  fs::path lock;
+  ArrayFile documents;
+  ArrayFile starts;
+  ArrayFile shuffled;
+
+  Files(const fs::path& begin, const OrderPlan& plan)
+      : prefix(begin),
+        description(begin.string() + "-description.txt"),
+        lock(begin.string() + ".lock"),
+        documents{begin.string() + "-document_index.npy", npy_header("<i4", format("({},)", plan.entries())),
+                  plan.entries()},
+        starts{begin.string() + "-sample_index.npy", npy_header("<i4", format("({}, 2)", plan.samples + 1)),
+               plan.samples + 1},
+        shuffled{begin.string() + "-shuffle_index.npy", npy_header("<u4", format("({},)", plan.samples)),
+                 plan.samples} {}
+};
+
+bool holds(const MappedFile& file, const ArrayFile& expected, size_t element_bytes) {
+  const std::string& header = expected.header;
+  return file.size() == std::ssize(header) + expected.count * static_cast<int64_t>(element_bytes) &&
+         std::memcmp(file.data(), header.data(), header.size()) == 0;
+}
+
+template <class T>
+std::span<const T> elements(const MappedFile& file, const ArrayFile& array) {
+  return {reinterpret_cast<const T*>(file.data() + array.header.size()), static_cast<size_t>(array.count)};
+}
+
+struct Mappings {
+  MappedFile documents;
+  MappedFile starts;
+  MappedFile shuffled;
+};
+
+// The order in the files, if they are all there and are what is asked for.
+std::optional<MegatronOrder> map_order(const Files& files, const std::string& description) {
+  std::ifstream stream(files.description, std::ios::binary);
+  if (std::string(std::istreambuf_iterator<char>(stream), {}) != description) return std::nullopt;
+  std::shared_ptr<const Mappings> mapped;
+  try {
+    mapped = std::make_shared<const Mappings>(Mappings{MappedFile(files.documents.path.string()),
+                                                       MappedFile(files.starts.path.string()),
+                                                       MappedFile(files.shuffled.path.string())});
+  } catch (const Error&) {  // missing, empty or unreadable
+    return std::nullopt;
+  }
+  if (!holds(mapped->documents, files.documents, sizeof(int32_t)) ||
+      !holds(mapped->starts, files.starts, sizeof(SampleStart)) ||
+      !holds(mapped->shuffled, files.shuffled, sizeof(uint32_t))) {
+    return std::nullopt;
+  }
+  return MegatronOrder{elements<int32_t>(mapped->documents, files.documents),
+                       elements<SampleStart>(mapped->starts, files.starts),
+                       elements<uint32_t>(mapped->shuffled, files.shuffled), mapped};
+}
+
+[[noreturn]] void refuse(const fs::path& file, const char* what, int error = errno) {
+  throw Error(ErrorKind::kConfig, format("data.cache_dir: {} {}: {}", file.string(), what, std::strerror(error)),
+              "name a folder with enough space where this user may write, or leave data.cache_dir out");
+}
+
+void write_all(int descriptor, const fs::path& path, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) refuse(path, "cannot be written");
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+// The file appears under its name when all of it is on the disk.
+void publish(const fs::path& path, const std::string& text, std::span<const std::byte> numbers = {}) {
+  const fs::path temporary = path.string() + ".tmp";
+  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!file) refuse(temporary, "cannot be created");
+  write_all(file.get(), temporary, std::as_bytes(std::span(text)));
+  write_all(file.get(), temporary, numbers);
+  if (::fsync(file.get()) != 0) refuse(temporary, "cannot be synced");
+  if (::rename(temporary.c_str(), path.c_str()) != 0) refuse(path, "cannot be renamed into place");
+}
+
+// Held as long as the descriptor is open: the system lets go of it even if the process is killed.
+Descriptor take_lock(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) refuse(path.parent_path(), "cannot be created", error.value());
+  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock) refuse(path, "cannot be created");
+  while (::flock(lock.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) refuse(path, "cannot be locked");
+  }
+  return lock;
+}
+
+}  // namespace
+
+KeptOrder keep_order(const std::string& folder, const std::string& origin, const OrderPlan& plan,
+                     SequenceLengths lengths) {
+  const std::string description = describe(origin, plan, lengths);
+  const Files files(fs::path(folder) / format("{:016x}", checksum(std::as_bytes(std::span(description)))), plan);
+  const auto mapped = [&](std::string_view how) -> std::optional<KeptOrder> {
+    auto order = map_order(files, description);
+    if (!order) return std::nullopt;
+    return KeptOrder{std::move(*order), format("; order {} {}-*.npy", how, files.prefix.string())};
+  };
+  constexpr std::string_view kMapped = "mapped from";
+  if (auto kept = mapped(kMapped)) return std::move(*kept);
+  const Descriptor lock = take_lock(files.lock);
+  if (auto kept = mapped(kMapped)) return std::move(*kept);  // built by another while this one waited
+  {
+    const MegatronOrder order = build_order(plan, lengths);
+    publish(files.documents.path, files.documents.header, std::as_bytes(order.document_index));
+    publish(files.starts.path, files.starts.header, std::as_bytes(order.sample_index));
+    publish(files.shuffled.path, files.shuffled.header, std::as_bytes(order.shuffle_index));
+    publish(files.description, description);  // last: no order is taken without it
+  }
+  auto kept = mapped("built and kept as");
+  INVAR_CHECK(kept.has_value(), "{} differs from what was written", files.prefix.string());
+  return std::move(*kept);
+}
+
+}  // namespace invar
