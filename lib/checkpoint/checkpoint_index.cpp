@@ -6,8 +6,8 @@
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/hdf5_file.h"
-#include "checkpoint/pending_file.h"
 #include "core/error.h"
+#include "core/pending_file.h"
 #include "core/tensor.h"
 
 namespace invar {

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "checkpoint/hdf5_library.h"
-#include "checkpoint/pending_file.h"
+#include "core/pending_file.h"
 #include "core/tensor.h"
 
 namespace invar {

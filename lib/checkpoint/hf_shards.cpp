@@ -1,10 +1,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/pending_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/error.h"
+#include "core/pending_file.h"
 
 namespace invar {
 

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <fstream>
 
-#include "checkpoint/pending_file.h"
 #include "core/error.h"
+#include "core/pending_file.h"
 
 namespace invar {
 

@@ -2,10 +2,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/pending_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/error.h"
+#include "core/pending_file.h"
 
 namespace invar {
 

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/mapped_file.h"
+#include "core/pending_file.h"
 #include "core/unique_handle.h"
 
 namespace invar {
@@ -120,29 +121,24 @@ std::optional<MegatronOrder> map_order(const Files& files, const std::string& de
                        elements<uint32_t>(mapped->shuffled, files.shuffled), mapped};
 }
 
+constexpr const char* kOtherFolder =
+    "name a folder with enough space where this user may write, or leave data.cache_dir out";
+
 [[noreturn]] void refuse(const fs::path& file, const char* what, int error = errno) {
   throw Error(ErrorKind::kConfig, format("data.cache_dir: {} {}: {}", file.string(), what, std::strerror(error)),
-              "name a folder with enough space where this user may write, or leave data.cache_dir out");
-}
-
-void write_all(int descriptor, const fs::path& path, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) refuse(path, "cannot be written");
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
+              kOtherFolder);
 }
 
 // The file appears under its name when all of it is on the disk.
 void publish(const fs::path& path, const std::string& text, std::span<const std::byte> numbers = {}) {
-  const fs::path temporary = path.string() + ".tmp";
-  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file) refuse(temporary, "cannot be created");
-  write_all(file.get(), temporary, std::as_bytes(std::span(text)));
-  write_all(file.get(), temporary, numbers);
-  if (::fsync(file.get()) != 0) refuse(temporary, "cannot be synced");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) refuse(path, "cannot be renamed into place");
+  try {
+    PendingFile file(path);
+    file.write_at(std::as_bytes(std::span(text)), 0);
+    file.write_at(numbers, std::ssize(text));
+    file.publish();
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kConfig, format("data.cache_dir: {}", error.what()), kOtherFolder);
+  }
 }
 
 // Held as long as the descriptor is open: the system lets go of it even if the process is killed.

@@ -1,6 +1,6 @@
 #include <cstdlib>
 
-#include "checkpoint/pending_file.h"
+#include "core/pending_file.h"
 #include "checkpoint/safetensors.h"
 #include "safetensors_files.h"
 #include "support/errors.h"

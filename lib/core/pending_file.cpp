@@ -1,4 +1,4 @@
-#include "checkpoint/pending_file.h"
+#include "core/pending_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
