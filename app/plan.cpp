@@ -34,6 +34,13 @@ void print_summary(const Config& config, const Topology& grid) {
   print_line(format("micro-steps       {} of {} sequences a rank", batch / (config.train.micro_batch_size * grid.data),
                     config.train.micro_batch_size));
   print_line(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
+  if (!checkpoint_dir(config).empty()) {
+    const int64_t bytes = 4 * (3 * counts.trained + counts.constant);  // fp32 masters and two moments
+    const std::string copy = config.checkpoint.async
+                                 ? format("; while it is written a copy, {} MiB a rank", bytes / grid.world() >> 20)
+                                 : "";
+    print_line(format("checkpoint        {} MiB of fp32 masters and moments{}", bytes >> 20, copy));
+  }
   print_line(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
 }
 
