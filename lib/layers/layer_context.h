@@ -19,6 +19,7 @@ struct LayerContext {
   Arena& scratch;
   DType activation;  // dtype of activations and their gradients
   int64_t sequence_length;
+  Tensor document_starts{};    // i32 (T), all tokens; undefined: a sample is one document
   TensorSink* sink = nullptr;  // parity tools listen here
 };
 

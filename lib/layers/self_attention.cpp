@@ -109,16 +109,16 @@ ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
 }
 
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
-  return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window};
+  return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window, ctx.document_starts};
 }
 
 // Of queries and keys.
 ops::HeadNormRope SelfAttention::head_norm(const LayerContext& ctx, const Tensor& weight) const {
-  return {weight, static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length};
+  return {weight, static_cast<float>(spec_.norm_eps), &rope_, ctx.sequence_length, ctx.document_starts};
 }
 
 ops::HeadNormRope SelfAttention::value_norm() const {
-  return {Tensor(), static_cast<float>(spec_.norm_eps), nullptr, 0};
+  return {Tensor(), static_cast<float>(spec_.norm_eps), nullptr, 0, Tensor()};
 }
 
 // Fills shared->kv if this layer provides it; otherwise what it makes is on top of scratch.

@@ -65,8 +65,9 @@ LayerContext DecoderModel::context(const Workspace& workspace, const MicroBatch&
   INVAR_CHECK(batch.sequence_length <= options_.sequence_length && batch.tokens.dim(0) % batch.sequence_length == 0,
               "micro-batch of {} tokens in sequences of {}", batch.tokens.dim(0), batch.sequence_length);
   region_.set_tokens(batch.tokens.dim(0));
-  return {workspace.stream,      region_, weights_, workspace.saved, workspace.scratch, options_.dtype,
-          batch.sequence_length, sink};
+  const auto& [stream, saved, scratch] = workspace;
+  return {stream, region_, weights_, saved, scratch, options_.dtype, batch.sequence_length, batch.document_starts,
+          sink};
 }
 
 // What outlives a layer of the pass, whatever is recomputed.

@@ -22,6 +22,9 @@ struct MicroBatch {
   Tensor tokens;  // i32 (T)
   Tensor labels;  // i32 (T); negative: not counted
   int64_t sequence_length = 0;
+  // i32 (T): attention and positions start anew at these tokens, see ops::AttentionParams. Undefined: a sample is one
+  // document.
+  Tensor document_starts{};
 };
 
 // The one transformer: embedding, decoder layers as the spec describes them, final norm, head with loss.

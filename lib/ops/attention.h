@@ -11,6 +11,9 @@ struct AttentionParams {
   int64_t sequence_length = 0;  // T = samples · sequence_length; attention never crosses a sample
   float scale = 1.0f;
   int64_t window = 0;  // keys visible to a query, itself included; 0: all earlier ones
+  // i32 (T): the first token of the query's document, counted from the start of its sample; earlier keys are hidden.
+  // Within a sample it does not fall and is at most the query's own position. Undefined: a sample is one document.
+  Tensor document_starts{};
 };
 
 // One way to compute causal grouped-query attention: query head h of a group sees its group's k and v.

@@ -18,7 +18,9 @@ void check_forward_operands(std::string_view op, const Stream& stream, const Att
   expect_heads_like(op, "v", v, one_head_per_group(q));
   expect_heads_like(op, "out", out, q);
   expect(op, "lse", lse, DType::kF32, {q.tokens(), q.heads()});
-  expect_on(op, stream, {&q.buffer, &k.buffer, &v.buffer, &out.buffer, &lse});
+  const Tensor& starts = params.document_starts;
+  if (starts.defined()) expect(op, "document_starts", starts, DType::kI32, {q.tokens()});
+  expect_on(op, stream, {&q.buffer, &k.buffer, &v.buffer, &out.buffer, &lse, &starts});
   const std::string refusal = common_attention_refusal(params, q, k);
   INVAR_CHECK(refusal.empty(), "{}: {}", op, refusal);
 }

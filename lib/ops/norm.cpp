@@ -101,17 +101,19 @@ struct HeadRows {
 };
 
 struct Rotation {
-  Rotation(const RopeTable* rope, int64_t sequence_length) : length(sequence_length) {
-    if (rope == nullptr) return;
-    cos = rope->cos.data<float>();
-    sin = rope->sin.data<float>();
-    half = rope->cos.dim(1);
+  explicit Rotation(const HeadNormRope& params) : length(params.sequence_length) {
+    if (params.rope == nullptr) return;
+    cos = params.rope->cos.data<float>();
+    sin = params.rope->sin.data<float>();
+    half = params.rope->cos.dim(1);
+    if (params.document_starts.defined()) starts = params.document_starts.data<int32_t>();
   }
   explicit operator bool() const { return cos != nullptr; }
-  int64_t row(int64_t token) const { return token % length * half; }
+  int64_t row(int64_t token) const { return (token % length - (starts == nullptr ? 0 : starts[token])) * half; }
 
   const float* cos = nullptr;
   const float* sin = nullptr;
+  const int32_t* starts = nullptr;
   int64_t half = 0;
   int64_t length;
 };
@@ -225,6 +227,8 @@ void expect_params(std::string_view op, const HeadNormRope& params, const HeadVi
   expect_heads(op, "in", in);
   if (params.weight.defined()) expect(op, "weight", params.weight, in.buffer.dtype(), {in.head_dim});
   expect_rope(op, params.rope, params.sequence_length, in.head_dim);
+  const Tensor& starts = params.document_starts;
+  if (starts.defined()) expect(op, "document_starts", starts, DType::kI32, {in.tokens()});
 }
 
 }  // namespace
@@ -283,8 +287,8 @@ void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, co
   constexpr auto kOp = "head_norm_rope_forward";
   expect_params(kOp, params, in);
   expect_heads_like(kOp, "out", out, in);
-  if (!runs_on_cpu(kOp, stream, {&in.buffer, &params.weight, &out.buffer})) return;
-  const Rotation rotation(params.rope, params.sequence_length);
+  if (!runs_on_cpu(kOp, stream, {&in.buffer, &params.weight, &params.document_starts, &out.buffer})) return;
+  const Rotation rotation(params);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     const auto run = [&](auto weight) {
       head_norm_rope_forward_cpu(stream.threads(), in.tokens(), HeadRows<T>(in), weight, params.eps, rotation,
@@ -302,8 +306,11 @@ void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, c
   expect_heads_like(kOp, "d_in", d_in, in);
   INVAR_CHECK(params.weight.defined() == d_weight.defined(), "{}: a weight and its gradient come together", kOp);
   if (d_weight.defined()) expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
-  if (!runs_on_cpu(kOp, stream, {&d_out.buffer, &in.buffer, &params.weight, &d_in.buffer, &d_weight})) return;
-  const Rotation rotation(params.rope, params.sequence_length);
+  if (!runs_on_cpu(kOp, stream,
+                   {&d_out.buffer, &in.buffer, &params.weight, &params.document_starts, &d_in.buffer, &d_weight})) {
+    return;
+  }
+  const Rotation rotation(params);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     const auto run = [&](auto weight, float* gradient) {
       head_norm_rope_backward_cpu(stream.threads(), in.tokens(), HeadRows<T>(d_out), HeadRows<T>(in), weight,

@@ -29,12 +29,14 @@ struct RopeTable {
 void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim, int64_t rotated_pairs);
 
 // What happens to a head before attention: RMSNorm over D, with a weight (D) or without one (undefined), then
-// rotate-half RoPE (pairs (i, i + D/2)) at position t mod sequence_length, if there is a table.
+// rotate-half RoPE (pairs (i, i + D/2)) at position t mod sequence_length, if there is a table. With document_starts it
+// is at position t mod sequence_length − document_starts[t]: i32 (T), each from 0 to t mod sequence_length.
 struct HeadNormRope {
   Tensor weight;
   float eps = 1e-6f;
   const RopeTable* rope = nullptr;
   int64_t sequence_length = 0;
+  Tensor document_starts{};
 };
 
 // fp32 inside, one rounding. in and out may be the same buffer.

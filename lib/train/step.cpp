@@ -46,11 +46,12 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
   geometry.dp_rank = groups.data->rank();
   geometry.dp_size = groups.data->size();
   geometry.first_sample = data.first_sample;
-  const int32_t masked = config.data.eod_mask_loss ? static_cast<int32_t>(eod_id(config)) : -1;
+  const DocumentRules documents{static_cast<int32_t>(eod_id(config)), config.data.eod_mask_loss,
+                                config.data.reset_at_eod};
   std::vector<Batch> batches(static_cast<size_t>(geometry.global_batch / (geometry.micro_batch * geometry.dp_size)));
   for (size_t i = 0; i < batches.size(); ++i) {
     geometry.micro_step = static_cast<int64_t>(i);
-    load_micro_batch(data.source, data.sampler, step, geometry, batches[i], masked);
+    load_micro_batch(data.source, data.sampler, step, geometry, batches[i], documents);
   }
   return batches;
 }

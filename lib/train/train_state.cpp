@@ -47,6 +47,7 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
   labels_ = constants_.allocate("labels", DType::kI32, {tokens});
+  if (config.data.reset_at_eod) document_starts_ = constants_.allocate("document starts", DType::kI32, {tokens});
 }
 
 MicroBatch TrainState::to_device(const Batch& batch) {
@@ -54,7 +55,13 @@ MicroBatch TrainState::to_device(const Batch& batch) {
               tokens_.dim(0));
   std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.data<int32_t>());
   std::copy(batch.labels.begin(), batch.labels.end(), labels_.data<int32_t>());
-  return {tokens_, labels_, sequence_length_};
+  INVAR_CHECK(batch.document_starts.empty() != document_starts_.defined(),
+              "document starts of {} tokens, data.reset_at_eod is {}", batch.document_starts.size(),
+              document_starts_.defined());
+  if (document_starts_.defined()) {
+    std::copy(batch.document_starts.begin(), batch.document_starts.end(), document_starts_.data<int32_t>());
+  }
+  return on_device();
 }
 
 void TrainState::zero_gradients() {
@@ -126,7 +133,7 @@ StatePart TrainState::own_part(Copies copies) const {
 }
 
 void TrainState::dry_run() {
-  model_.forward_backward(workspace_, {tokens_, labels_, sequence_length_}, 1.0f);
+  model_.forward_backward(workspace_, on_device(), 1.0f);
   finish_gradients();
   update(1, 0.0, 1.0);
 }

@@ -61,6 +61,7 @@ class TrainState {
 
  private:
   MicroBatch to_device(const Batch& batch);
+  MicroBatch on_device() const { return {tokens_, labels_, sequence_length_, document_starts_}; }
 
   const ProcessGroups& groups_;
   const Stream& stream_;
@@ -78,6 +79,7 @@ class TrainState {
   AdamW optimizer_;
   Tensor tokens_;
   Tensor labels_;
+  Tensor document_starts_;  // undefined without data.reset_at_eod
 };
 
 // What a rank needs, found by running one step of the real code on meta tensors. `traffic`, if given, receives what the

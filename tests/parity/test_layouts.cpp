@@ -2,12 +2,14 @@
 #include <cmath>
 #include <map>
 
+#include "awkward_models.h"
 #include "comm/thread_communicator.h"
 #include "parallel/logical_tensor.h"
 #include "support/rank_checks.h"
 #include "train/step.h"
 
 using namespace invar;
+using namespace invar::test;
 
 namespace {
 
@@ -18,49 +20,6 @@ struct Layout {
   int64_t micro_batch = 1;
   RecomputeKind recompute = RecomputeKind::kNone;
 };
-
-Config awkward_model(Precision precision) {
-  Config config;
-  config.model.vocab_size = 71;
-  config.model.hidden_size = 40;
-  config.model.intermediate_size = 54;
-  config.model.num_hidden_layers = 2;
-  config.model.num_attention_heads = 6;
-  config.model.num_key_value_heads = 3;
-  config.model.head_dim = 10;
-  config.model.rope_theta = 1e4;
-  config.parallel.uneven = true;
-  config.numerics.precision = precision;
-  config.train.steps = 4;
-  config.train.sequence_length = 21;
-  config.train.global_batch_size = 12;
-  config.train.eval_batches = 2;
-  config.optimizer.lr = 1e-2;
-  config.schedule.kind = ScheduleKind::kConstant;
-  return config;
-}
-
-// All that Gemma 4's sizes have, in one model: no released one has per-layer inputs and K = V.
-Config awkward_gemma4(Precision precision) {
-  Config config = awkward_model(precision);
-  ModelConfig& model = config.model;
-  model.family = "gemma4";
-  model.tie_word_embeddings = true;
-  model.num_hidden_layers = 6;
-  model.layer_types = "ssf";
-  model.sliding_window = 7;
-  model.rope_theta = 1e6;
-  model.partial_rotary_factor = 0.5;
-  model.global_head_dim = 14;
-  model.num_global_key_value_heads = 2;
-  model.attention_k_eq_v = true;
-  model.num_kv_shared_layers = 3;
-  model.use_double_wide_mlp = true;
-  model.hidden_size_per_layer_input = 24;
-  model.final_logit_softcapping = 5;
-  config.optimizer.lr = 1e-3;  // its gradients are steep: a longer step would amplify rounding
-  return config;
-}
 
 struct Trajectory {
   std::vector<double> losses;
@@ -170,19 +129,23 @@ TEST_CASE("fp32: every layout has the trajectory and the weights of one rank") {
   }
 }
 
-TEST_CASE("positions that do not count leave every layout with one trajectory, another one than all positions give") {
+TEST_CASE("what ends of documents change leaves every layout with one trajectory, another one than without them") {
   Config config = awkward_model(Precision::kF32);
   const Trajectory all = train(config, {});
-  config.data.eod_mask_loss = true;
   config.data.eod_id = 3;
+  config.data.eod_mask_loss = GENERATE(false, true);
+  config.data.reset_at_eod = GENERATE(false, true);
+  if (!config.data.eod_mask_loss && !config.data.reset_at_eod) return;
   const Trajectory one = train(config, {});
   CHECK(std::abs(one.losses[0] - all.losses[0]) > 1e-5);
+  CHECK(std::abs(one.validation - all.validation) > 1e-5);
   for (const Layout& layout : {Layout{1, false, 3, 2}, Layout{2, true, 2, 1}, Layout{3, true, 1, 4}}) {
     const Trajectory other = train(config, layout);
     for (size_t step = 0; step < one.losses.size(); ++step) {
       CHECK(std::abs(other.losses[step] - one.losses[step]) < 1e-5);
       CHECK(std::abs(other.norms[step] - one.norms[step]) < 1e-4);
     }
+    CHECK(std::abs(other.validation - one.validation) < 1e-4);
   }
 }
 

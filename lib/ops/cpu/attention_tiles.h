@@ -16,18 +16,21 @@ constexpr int64_t kTile = 96;
 static_assert(kTile % kPanelRows == 0 && kTile % kPanelColumns == 0);
 
 // Which queries and keys of a pair of tiles see each other: query − window < key − shift ≤ query, where indices start
-// at the tiles and shift is the distance from the first key to the first query.
+// at the tiles and shift is the distance from the first key to the first query; and no key before the query's document.
 struct Band {
   int64_t queries;
   int64_t keys;
   int64_t shift;
   int64_t window;
+  const int32_t* document_starts;  // of each query, in the sample, not falling; null if they hide none of the keys
+  int64_t first_key;               // in the sample
 
   Range keys_of(Range query) const {
-    return intersect({query.begin + shift - window + 1, query.end + shift}, {0, keys});
+    return intersect(
+        {std::max(query.begin + shift - window + 1, first_key_of_document(query.begin)), query.end + shift}, {0, keys});
   }
   Range queries_of(Range key) const {
-    return intersect({key.begin - shift, key.end - 1 - shift + window}, {0, queries});
+    return intersect({key.begin - shift, key.end - 1 - shift + window}, {0, queries_by_document(key.end - 1)});
   }
   // Overwrites the pairs of a (keys, queries) tile that do not see each other.
   void mask(Tile& tile, float value) const {
@@ -37,6 +40,16 @@ struct Band {
       std::fill(row, row + std::min(visible.begin, queries), value);
       std::fill(row + std::min(visible.end, queries), row + queries, value);
     }
+  }
+
+ private:
+  int64_t first_key_of_document(int64_t query) const {
+    return document_starts == nullptr ? 0 : document_starts[query] - first_key;
+  }
+  // How many queries, from the first on, have a document that begins no later than the key.
+  int64_t queries_by_document(int64_t key) const {
+    if (document_starts == nullptr) return queries;
+    return std::upper_bound(document_starts, document_starts + queries, first_key + key) - document_starts;
   }
 };
 
@@ -49,7 +62,8 @@ struct AttentionTiling {
   int64_t heads_per_group;
   int64_t head_dim;
   float scale;
-  int64_t tiles;  // of one sample
+  const int32_t* document_starts;  // (T), or null
+  int64_t tiles;                   // of one sample
 
   AttentionTiling(const AttentionParams& params, const HeadView& q)
       : sequence(params.sequence_length),
@@ -59,15 +73,22 @@ struct AttentionTiling {
         heads_per_group(q.heads_per_group),
         head_dim(q.head_dim),
         scale(params.scale),
+        document_starts(params.document_starts.defined() ? params.document_starts.data<int32_t>() : nullptr),
         tiles(ceil_div(sequence, kTile)) {}
 
   Range tokens_of(int64_t index) const { return {index * kTile, std::min((index + 1) * kTile, sequence)}; }
-  // The tiles with keys that some of the queries see.
-  Range key_tiles_of(Range queries) const {
-    return {std::max<int64_t>(0, queries.begin - window + 1) / kTile, ceil_div(queries.end, kTile)};
+  // The tiles with keys that some of the queries see; the sample begins at token sample_begin.
+  Range key_tiles_of(int64_t sample_begin, Range queries) const {
+    int64_t first_key = std::max<int64_t>(0, queries.begin - window + 1);
+    if (document_starts != nullptr) {
+      first_key = std::max<int64_t>(first_key, document_starts[sample_begin + queries.begin]);
+    }
+    return {first_key / kTile, ceil_div(queries.end, kTile)};
   }
-  Band band(Range queries, Range keys) const {
-    return {queries.size(), keys.size(), queries.begin - keys.begin, window};
+  Band band(int64_t sample_begin, Range queries, Range keys) const {
+    const int32_t* starts = document_starts == nullptr ? nullptr : document_starts + sample_begin + queries.begin;
+    if (starts != nullptr && starts[queries.size() - 1] <= keys.begin) starts = nullptr;
+    return {queries.size(), keys.size(), queries.begin - keys.begin, window, starts, keys.begin};
   }
 };
 

@@ -106,6 +106,9 @@ Row softmax_row(const AttentionParams& params, const HeadView& shape, const Head
   const int64_t sample_begin = token / params.sequence_length * params.sequence_length;
   Row row;
   row.first_key = params.window == 0 ? sample_begin : std::max(sample_begin, token - params.window + 1);
+  if (params.document_starts.defined()) {
+    row.first_key = std::max(row.first_key, sample_begin + params.document_starts.data<int32_t>()[token]);
+  }
   double largest = -INFINITY;
   for (int64_t key = row.first_key; key <= token; ++key) {
     const double product = dot(q.at(token, head), k.at(key, head / shape.heads_per_group), shape.head_dim);

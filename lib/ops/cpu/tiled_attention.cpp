@@ -74,10 +74,10 @@ void forward_tile(const AttentionTiling& tiling, int64_t query_tile, const Sampl
   std::fill(s.sum.begin(), s.sum.end(), 0.0f);
   zero_rows(s.out, tokens.size());
 
-  const Range key_tiles = tiling.key_tiles_of(tokens);
+  const Range key_tiles = tiling.key_tiles_of(q.sample_begin, tokens);
   for (int64_t key_tile = key_tiles.begin; key_tile < key_tiles.end; ++key_tile) {
     const Range keys = tiling.tokens_of(key_tile);
-    const Band band = tiling.band(tokens, keys);
+    const Band band = tiling.band(q.sample_begin, tokens, keys);
     load_rows(k, keys, 1.0f, s.k);
     load_rows(v, keys, 1.0f, s.v);
     score_product(tiling, band, s.k, s.q_t, s.p);
@@ -190,12 +190,13 @@ class BackwardWorker {
 
   void sum_query_tile(const BackwardTask& task, int64_t head, int64_t query_tile) {
     const Range queries = tiling_.tokens_of(query_tile);
-    const Range key_tiles = intersect(tiling_.key_tiles_of(queries), task.key_tiles);
+    const int64_t sample_begin = task.sample * tiling_.sequence;
+    const Range key_tiles = intersect(tiling_.key_tiles_of(sample_begin, queries), task.key_tiles);
     if (key_tiles.empty()) return;
     load_queries(task, head, queries);
     for (int64_t key_tile = key_tiles.begin; key_tile < key_tiles.end; ++key_tile) {
       load_keys(task, key_tile);
-      const Band band = tiling_.band(queries, tiling_.tokens_of(key_tile));
+      const Band band = tiling_.band(sample_begin, queries, tiling_.tokens_of(key_tile));
       recompute(band);
       if (task.writes_q) add_over_keys(tiling_, band, s_.d_scores, s_.k, s_.d_q);
       if (task.writes_kv) {

@@ -332,7 +332,10 @@ TEST_CASE("data") {
   accepts(data(kTokens, "x.bin", [](Config& c) { c.data.token_dtype = "uint32", c.data.validation_fraction = 0.5; }));
   accepts(data(kMegatron, "x", [](Config& c) { c.data.split = "9,1", c.train.eval_every = 5; }));
   accepts(data(kMock, "", [](Config& c) { c.data.eod_id = 249, c.data.eod_mask_loss = true; }));
-  refuses(data(kMock, "", [](Config& c) { c.data.eod_id = 249; }), "data.eod_id = 249 would be ignored",
+  accepts(data(kMock, "", [](Config& c) { c.data.eod_id = 249, c.data.reset_at_eod = true; }));
+  accepts(data(kMegatron, "x", [](Config& c) { c.data.reset_at_eod = true; }));
+  refuses(data(kMock, "", [](Config& c) { c.data.eod_id = 249; }),
+          "data.eod_id = 249 would be ignored with data.eod_mask_loss: false and data.reset_at_eod: false",
           "remove data.eod_id");
   refuses(data(kMock, "", [](Config& c) { c.data.validation_fraction = 0.5; }),
           "data.validation_fraction = 0.5 would be ignored with data.kind: mock", "remove data.validation_fraction");

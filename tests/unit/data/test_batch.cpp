@@ -1,5 +1,7 @@
 #include "data/batch.h"
 
+#include <algorithm>
+
 #include "data_files.h"
 #include "support/catch.h"
 
@@ -72,12 +74,51 @@ TEST_CASE("positions whose input ends a document do not count") {
   Batch masked;
   load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, plain);
   const int32_t eod = plain.tokens[1];
-  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, masked, eod);
+  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, masked, {eod, true, false});
   REQUIRE(masked.tokens == plain.tokens);
   for (size_t i = 0; i < plain.tokens.size(); ++i) {
     REQUIRE(masked.labels[i] == (plain.tokens[i] == eod ? -1 : plain.labels[i]));
   }
   REQUIRE(masked.labels[1] == -1);
+}
+
+// Samples of four inputs and a last label, end to end.
+class GivenSource final : public TokenSource {
+ public:
+  explicit GivenSource(std::vector<std::vector<int32_t>> given) : TokenSource(4), given_(std::move(given)) {}
+  int64_t samples() const override { return std::ssize(given_); }
+  std::string describe() const override { return "given"; }
+
+ private:
+  void fill(int64_t sample, std::span<int32_t> tokens) const override {
+    std::ranges::copy(given_[static_cast<size_t>(sample)], tokens.begin());
+  }
+  std::vector<std::vector<int32_t>> given_;
+};
+
+TEST_CASE("a document begins after the end of the one before it, and with the sample") {
+  constexpr int32_t kEod = 9;
+  const GivenSource source({{1, 2, 3, 4, 5},  // one document
+                            {9, 2, 3, 4, 5},  // the first token ends one
+                            {1, 2, 3, 9, 5},  // the last input ends one
+                            {1, 2, 3, 4, 9},  // the last label ends one
+                            {1, 9, 9, 4, 5},  // a document of its end alone
+                            {9, 9, 9, 9, 9}});
+  const Sampler sampler(SampleOrder::kSequential, 6, 1);
+  Batch batch;
+  load_micro_batch(source, sampler, 0, {6, 6, 0, 1, 0}, batch, {kEod, false, true});
+  CHECK(batch.document_starts ==
+        std::vector<int32_t>{0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 0, 1, 2, 3});
+  CHECK(std::ranges::none_of(batch.labels, [](int32_t label) { return label < 0; }));
+  const std::vector<int32_t> labels = batch.labels;
+
+  load_micro_batch(source, sampler, 0, {6, 2, 0, 1, 1}, batch, {kEod, true, true});
+  CHECK(batch.document_starts == std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0});
+  CHECK(batch.labels == std::vector<int32_t>{2, 3, 9, -1, 2, 3, 4, 9});
+
+  load_micro_batch(source, sampler, 0, {6, 6, 0, 1, 0}, batch, {kEod, false, false});
+  CHECK(batch.document_starts.empty());
+  CHECK(batch.labels == labels);
 }
 
 TEST_CASE("a geometry that does not fit is a fault") {

@@ -45,6 +45,7 @@ struct LayerCase {
   int64_t sequence_length = 11;
   std::vector<Slot> inputs;
   std::vector<Slot> outputs;
+  std::vector<int32_t> document_starts{};  // of each token, or none
   // Makes the layers out of rank.table; the body runs forward and, if wanted, backward.
   std::function<Body(Rank&)> make;
 };
@@ -91,11 +92,18 @@ class Rank {
         region(*groups.tensor, layout.sequence),
         with_gradients(backward_too),
         case_(layer_case),
-        point_(point) {
+        point_(point),
+        document_starts_(layer_case.document_starts) {
     region.set_tokens(case_.tokens);
   }
 
-  LayerContext context() { return {stream, region, weights_, saved, scratch, DType::kF32, case_.sequence_length}; }
+  LayerContext context() {
+    LayerContext ctx{stream, region, weights_, saved, scratch, DType::kF32, case_.sequence_length};
+    if (!document_starts_.empty()) {
+      ctx.document_starts = Tensor(document_starts_.data(), DType::kI32, DeviceType::kCpu, {case_.tokens});
+    }
+    return ctx;
+  }
   int64_t local_tokens() const { return region.local_tokens().size(); }
   Tensor allocate(int64_t rows, int64_t cols) { return saved.allocate("test", DType::kF32, {rows, cols}); }
   const ops::RopeTable& rope(double theta, int64_t head_dim, int64_t rotated_pairs) {
@@ -220,6 +228,7 @@ class Rank {
 
   const LayerCase& case_;
   const Named& point_;
+  std::vector<int32_t> document_starts_;
   ResidentWeights weights_{table};
   std::list<ops::RopeTable> ropes_;
   Arena parameters_{"parameters", DeviceType::kCpu, 1 << 18};

@@ -142,6 +142,12 @@ AttentionSpec with_values_from_keys(AttentionSpec spec) {
   return spec;
 }
 
+// Two samples of 11 tokens: documents of 4 and 7, and of 1, 5 and 5.
+LayerCase with_documents(LayerCase layer_case) {
+  layer_case.document_starts = {0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 0, 1, 1, 1, 1, 1, 6, 6, 6, 6, 6};
+  return layer_case;
+}
+
 }  // namespace
 
 TEST_CASE("attention: gradients are derivatives") {
@@ -169,6 +175,12 @@ TEST_CASE("attention: gradients are derivatives") {
   SECTION("shared keys and values, values from keys") {
     check_derivatives(sharing_case(true));
   }
+  SECTION("documents") {
+    check_derivatives(with_documents(attention_case(qwen3_attention())));
+  }
+  SECTION("documents, shared keys and values") {
+    check_derivatives(with_documents(sharing_case(true)));
+  }
 }
 
 TEST_CASE("attention: wrong gradients are no derivatives") {
@@ -181,6 +193,11 @@ TEST_CASE("attention: wrong gradients are no derivatives") {
     }
   }
   CHECK(derivative_errors(borrower_case(5), borrower_case(6)).at("kv") > kWrong);
+  const LayerCase one_document = attention_case(qwen3_attention());
+  for (const auto& [name, error] : derivative_errors(with_documents(one_document), one_document)) {
+    INFO("along " << name);
+    CHECK(error > kWrong);
+  }
   for (const int forgotten : {1, 2}) {
     const auto errors = derivative_errors(sharing_case(false), sharing_case(false, forgotten));
     for (const char* through_kv : {"all", "x0", "a0.k_proj.weight", "a0.v_proj.weight", "a0.k_norm.weight"}) {
@@ -217,6 +234,9 @@ TEST_CASE("attention: cut over ranks it is the same") {
   SECTION("shared keys and values, values from keys") {
     check_layouts(sharing_case(true));
   }
+  SECTION("documents") {
+    check_layouts(with_documents(attention_case(gemma4_attention())));
+  }
 }
 
 TEST_CASE("attention: a token is seen by itself and by what follows it in its sample and in the window") {
@@ -233,6 +253,21 @@ TEST_CASE("attention: a token is seen by itself and by what follows it in its sa
       CHECK((before[static_cast<size_t>(i)] != after[static_cast<size_t>(i)]) == (kToken <= token && token < end));
     }
   }
+}
+
+TEST_CASE("attention: a document in a sample gives what it gives as a sample") {
+  const LayerCase packed = [] {
+    LayerCase layer_case = attention_case(with_window(gemma4_attention(), 4));
+    layer_case.document_starts = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11};
+    layer_case.sequence_length = 22;
+    return layer_case;
+  }();
+  const LayerCase apart = attention_case(with_window(gemma4_attention(), 4));
+  const Named point = start_point(apart);
+  const Pass together = run(packed, point, {}), alone = run(apart, point, {});
+  // To the bit, which also shows that positions start anew: RoPE is relative, a shift of all positions is but rounding.
+  CHECK(combine(together.outputs) == combine(alone.outputs));
+  CHECK(combine(together.gradients) == combine(alone.gradients));
 }
 
 TEST_CASE("attention: positions turn queries and keys, not values") {

@@ -51,6 +51,14 @@ struct AttentionOperands {
     }
     return part;
   }
+  // Tokens [begin, end) as a sample of one document.
+  AttentionOperands alone(int64_t begin, int64_t end) const {
+    AttentionOperands part = *this;
+    for (ops::HeadView* view : part.views()) view->buffer = view->buffer.rows(begin, end);
+    part.params.sequence_length = end - begin;
+    part.params.document_starts = Tensor();
+    return part;
+  }
 };
 
 // The operands in memory, as a layer holds them: q, k, v in one buffer of rows [q heads, k, v] per group with some
@@ -63,7 +71,8 @@ class AttentionCase : public AttentionOperands {
     const int64_t heads = shape.groups * shape.heads_per_group;
     const int64_t group_stride = (shape.heads_per_group + 2) * shape.head_dim;
     const int64_t row = shape.groups * group_stride + kUnused;
-    params = {shape.sequence, static_cast<float>(1.5 / std::sqrt(static_cast<double>(shape.head_dim))), shape.window};
+    params = {shape.sequence, static_cast<float>(1.5 / std::sqrt(static_cast<double>(shape.head_dim))), shape.window,
+              Tensor()};
     for (int64_t width : {row, row, heads * shape.head_dim, heads * shape.head_dim}) {
       storage_.emplace_back(static_cast<size_t>(shape.tokens() * width * size_of(dtype)), std::byte{0xff});
       buffers_.push_back(Tensor(storage_.back().data(), dtype, DeviceType::kCpu, {shape.tokens(), width}));

@@ -77,7 +77,7 @@ struct HeadCase {
       : HeadCase(dtype_, tokens_, head_dim_, queries_, head_dim_ / 2) {}
 
   HeadNormRope params(int64_t sequence, bool with_weight = true, bool with_rope = true) const {
-    return {with_weight ? weight.tensor() : Tensor(), kEps, with_rope ? &rope : nullptr, sequence};
+    return {with_weight ? weight.tensor() : Tensor(), kEps, with_rope ? &rope : nullptr, sequence, Tensor()};
   }
 
   int64_t row() const { return kGroups * (kQueries + 2) * head_dim + 3; }
@@ -222,6 +222,45 @@ TEST_CASE("head_norm_rope works in place") {
   CHECK(d_weight.same_bits(c.d_weight));
 }
 
+TEST_CASE("head_norm_rope: a document in a sample has the bits that it has alone") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const bool with_weight = GENERATE(true, false);
+  const Write write = GENERATE(Write::kSet, Write::kAdd);
+  HeadCase c(dtype, 10, 36, true);
+  const HostTensor starts(DType::kI32, {10}, {0, 0, 2, 2, 2, 0, 1, 1, 1, 4});  // two samples
+  HostTensor packed = c.out, alone = c.out, whole = c.out;
+  HostTensor d_packed = c.out, d_alone = c.out, d_whole = c.out;
+  HostTensor w_packed = c.d_weight, w_alone = c.d_weight, w_whole = c.d_weight;
+  const auto run = [&](const HeadNormRope& params, int64_t begin, int64_t end, const HostTensor& out,
+                       const HostTensor& d_in, const HostTensor& d_weight) {
+    const auto part = [&](const HostTensor& buffer) { return c.view(buffer.tensor().rows(begin, end)); };
+    head_norm_rope_forward(kCpu, params, part(c.in), part(out));
+    head_norm_rope_backward(kCpu, params, part(c.d_out), part(c.in), write, part(d_in),
+                            with_weight ? d_weight.tensor() : Tensor());
+  };
+  HeadNormRope params = c.params(5, with_weight);
+  run(params, 0, 10, whole, d_whole, w_whole);
+  params.document_starts = starts;
+  run(params, 0, 10, packed, d_packed, w_packed);
+  for (const auto& [begin, end] : {std::pair{0, 2}, {2, 5}, {5, 6}, {6, 9}, {9, 10}}) {
+    run(c.params(end - begin, with_weight), begin, end, alone, d_alone, w_alone);
+  }
+  CHECK(packed.same_bits(alone));
+  CHECK(d_packed.same_bits(d_alone));
+  CHECK(w_packed.same_bits(w_alone));
+  CHECK_FALSE(packed.same_bits(whole));
+  CHECK_FALSE(d_packed.same_bits(d_whole));
+  CHECK(w_packed.same_bits(w_whole) != with_weight);
+
+  params.document_starts = starts.tensor().rows(0, 9);
+  const auto fault = [&] {
+    return message_of(ErrorKind::kFault, [&] { run(params, 0, 10, whole, d_whole, w_whole); });
+  };
+  CHECK(contains(fault(), "head_norm_rope_forward: document_starts is i32 (9), expected i32 (10)"));
+  params.document_starts = starts.on(DeviceType::kMeta);
+  CHECK(contains(fault(), "i32 (10) on meta"));
+}
+
 // More rows than one block of the kernel.
 TEST_CASE("head_norm_rope: two threads, and tokens in ascending order") {
   const Write write = GENERATE(Write::kSet, Write::kAdd);
@@ -263,7 +302,7 @@ TEST_CASE("head_norm_rope of no tokens, on meta, and of wrong operands") {
   HeadCase c(DType::kF32, 4, 8, true);
   const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };
   const RopeTable rope{meta(c.cos), meta(c.sin)};
-  const HeadNormRope on_meta{meta(c.weight), kEps, &rope, 5}, weightless{Tensor(), kEps, &rope, 5};
+  const HeadNormRope on_meta{meta(c.weight), kEps, &rope, 5, Tensor()}, weightless{Tensor(), kEps, &rope, 5, Tensor()};
   head_norm_rope_forward(kMeta, on_meta, c.view(meta(c.in)), c.view(meta(c.out)));
   head_norm_rope_backward(kMeta, on_meta, c.view(meta(c.d_out)), c.view(meta(c.in)), Write::kAdd, c.view(meta(c.out)),
                           meta(c.d_weight));
@@ -273,7 +312,7 @@ TEST_CASE("head_norm_rope of no tokens, on meta, and of wrong operands") {
 
   const auto forward = [&](const HeadView& in, const Tensor& weight, int64_t sequence, const HeadView& out) {
     return message_of(ErrorKind::kFault, [&] {
-      head_norm_rope_forward(kCpu, {weight, kEps, &c.rope, sequence}, in, out);
+      head_norm_rope_forward(kCpu, {weight, kEps, &c.rope, sequence, Tensor()}, in, out);
     });
   };
   const auto backward = [&](bool with_weight, const HeadView& d_out, const Tensor& d_weight) {
