@@ -2,6 +2,7 @@
 #include <bit>
 #include <map>
 
+#include "awkward_models.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_saver.h"
 #include "comm/thread_communicator.h"
@@ -26,41 +27,21 @@ struct Layout {
 const std::vector<Layout> kLayouts = {{1, false, 1}, {2, true, 1},  {4, false, 1},
                                       {1, false, 2}, {2, false, 2}, {8, true, 1}};
 
-Config qwen3(Precision precision) {
-  Config config;
-  config.model.vocab_size = 131;
-  config.model.hidden_size = 40;
-  config.model.intermediate_size = 140;
-  config.model.num_hidden_layers = 2;
+// Heads for TP=8; keys and values of fewer heads are then copied.
+Config with_more_heads(Config config) {
   config.model.num_attention_heads = 8;
-  config.model.num_key_value_heads = 4;
-  config.model.head_dim = 10;
-  config.parallel.uneven = true;
-  config.numerics.precision = precision;
+  config.model.num_key_value_heads = config.model.family == "gemma4" ? 2 : 4;
+  config.model.intermediate_size = 140;
+  config.model.vocab_size = 131;
   config.train.steps = 2;
-  config.train.sequence_length = 9;
   config.train.global_batch_size = 4;
-  config.optimizer.lr = 1e-2;
   return config;
 }
-
+Config qwen3(Precision precision) {
+  return with_more_heads(awkward_model(precision));
+}
 Config gemma4(Precision precision) {
-  Config config = qwen3(precision);
-  ModelConfig& model = config.model;
-  model.family = "gemma4";
-  model.tie_word_embeddings = true;
-  model.num_hidden_layers = 6;
-  model.num_key_value_heads = 2;
-  model.layer_types = "ssf";
-  model.sliding_window = 7;
-  model.partial_rotary_factor = 0.5;
-  model.global_head_dim = 14;
-  model.num_global_key_value_heads = 1;
-  model.attention_k_eq_v = true;
-  model.num_kv_shared_layers = 3;
-  model.use_double_wide_mlp = true;
-  model.hidden_size_per_layer_input = 24;
-  return config;
+  return with_more_heads(awkward_gemma4(precision));
 }
 
 // Runs body(state, groups, data) on every rank of a layout.
