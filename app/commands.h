@@ -25,6 +25,8 @@ inline constexpr int kRestartMe = 75;
 
 // From now on SIGUSR1, SIGUSR2 and SIGTERM only store their number where this points: the run saves and ends.
 const volatile std::sig_atomic_t* catch_stop_signals();
+// They end the process again, at once.
+void release_stop_signals();
 
 struct PlanArguments {
   std::string config;

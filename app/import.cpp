@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "app/commands.h"
 #include "app/console.h"
 #include "checkpoint/checkpoint_index.h"
@@ -13,8 +15,20 @@ namespace {
 
 constexpr int64_t kBlockElements = int64_t{64} << 20;
 
+std::string name_of(const SafetensorsReader& weights, const StateTensor& tensor) {
+  return name_in_file(weights, tensor.name.substr(tensor.name.find('/') + 1));
+}
+
+// That in which an export gives the same bits back.
+Precision precision_of(const SafetensorsReader& weights, const std::vector<StateTensor>& tensors) {
+  const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const StateTensor& tensor) {
+    return weights.info(name_of(weights, tensor)).dtype == "BF16";
+  });
+  return is_bf16 ? Precision::kBF16 : Precision::kF32;
+}
+
 void import_tensor(const SafetensorsReader& weights, const StateTensor& tensor, size_t index, ShardWriter& shard) {
-  const std::string name = name_in_file(weights, tensor.name.substr(tensor.name.find('/') + 1));
+  const std::string name = name_of(weights, tensor);
   const int64_t block = std::max<int64_t>(1, kBlockElements / std::max<int64_t>(1, tensor.cols()));
   std::vector<float> values;
   for (int64_t row = 0; row < tensor.rows(); row += block) {
@@ -45,9 +59,10 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   std::filesystem::create_directory(pending);
 
   CheckpointIndex index;
+  index.tensors = checkpoint_tensors(config.model);
+  config.numerics.precision = precision_of(weights, index.tensors);
   index.info.config = to_portable_yaml(config);
   index.info.layout = "none: imported from " + arguments.hf_folder;
-  index.tensors = checkpoint_tensors(config.model);
   ShardWriter shard(pending, 0);
   for (size_t i = 0; i < index.tensors.size(); ++i) import_tensor(weights, index.tensors[i], i, shard);
   WrittenShard written = shard.finish();

@@ -20,13 +20,13 @@ void print_tensors(const CheckpointIndex& index) {
   }
 }
 
-// The config's lines of the sections that a resumed run must share.
-void print_contract(const std::string& config) {
+// The config's lines of the sections that a resumed run must share: of imported weights only the model.
+void print_contract(const std::string& config, bool imported) {
   bool inside = false;
   for (size_t begin = 0; begin < config.size();) {
     const size_t end = std::min(config.find('\n', begin), config.size());
     const std::string line = config.substr(begin, end - begin);
-    if (!line.starts_with(" ")) inside = line == "model:" || line == "numerics:";
+    if (!line.starts_with(" ")) inside = line == "model:" || (line == "numerics:" && !imported);
     if (inside) print_line("  " + line);
     begin = end + 1;
   }
@@ -48,7 +48,7 @@ int inspect(const InspectArguments& arguments, MpiSession& session) {
   print_line(format("tensors     {} in {} pieces{}", index.tensors.size(), index.pieces.size(),
                     reader.has_moments() ? "" : "; weights alone, no moments"));
   print_line("a run that resumes from it must have:");
-  print_contract(info.config);
+  print_contract(info.config, !reader.has_moments());
   if (arguments.tensors) print_tensors(index);
   if (arguments.verify) {
     reader.verify();

@@ -35,6 +35,7 @@ void print_error(const Error& error, invar::MpiSession& session) {
 // together (a collective that broke, a file that all read) leave the word to the lowest one: each waits until the abort
 // of a lower one would have reached it, which takes a busy host a tenth of a second.
 [[noreturn]] void end_job(const Error& error, invar::MpiSession& session) {
+  invar::app::release_stop_signals();  // an abort comes as SIGTERM
   constexpr int kLongestWait = 12;
   std::this_thread::sleep_for(std::chrono::milliseconds(250) * std::min(session.world().rank(), kLongestWait));
   print_error(error, session);

@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <optional>
 #include <thread>
@@ -31,6 +32,7 @@ void together(Communicator& world, const std::function<void()>& part) {
 namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;  // a handler reaches nothing but globals
+constexpr std::array kStopSignals = {SIGUSR1, SIGUSR2, SIGTERM};
 
 }  // namespace
 
@@ -38,8 +40,12 @@ const volatile std::sig_atomic_t* catch_stop_signals() {
   struct sigaction action {};
   action.sa_handler = [](int number) { stop_signal = number; };
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGUSR1, SIGUSR2, SIGTERM}) sigaction(number, &action, nullptr);
+  for (const int number : kStopSignals) sigaction(number, &action, nullptr);
   return &stop_signal;
+}
+
+void release_stop_signals() {
+  for (const int number : kStopSignals) signal(number, SIG_DFL);
 }
 
 void check_device(const Config& config) {

@@ -90,6 +90,12 @@ def series(run_folder, key):
     return [line[key] for line in read_lines(pathlib.Path(run_folder) / "metrics.jsonl") if key in line]
 
 
+def last_by_step(run_folder, key):
+    """Step -> value of a metrics.jsonl. A resumed run repeats the steps that were lost: the later line counts."""
+    lines = read_lines(pathlib.Path(run_folder) / "metrics.jsonl")
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
 def tamper(path, name, change):
     """Replaces the bytes of one tensor of a safetensors file by what change(bytes) returns, of the same length."""
     data = bytearray(path.read_bytes())
@@ -141,6 +147,11 @@ def is_alive(pid):
         return False
 
 
+def ids_of(process):
+    """Ids of the invar processes of a job: the launcher's ranks, or the process itself."""
+    return ranks_of(process.pid) or [process.pid]
+
+
 class JobTest(unittest.TestCase):
     """A folder of its own for every test, which is the working directory of the jobs it starts."""
 
@@ -162,9 +173,11 @@ class JobTest(unittest.TestCase):
             merged.setdefault(name, {}).update(section)
         return self.write("run.yaml", to_yaml(merged))
 
-    def start(self, *arguments, ranks=None):
+    def start(self, *arguments, ranks=None, in_child=None):
+        """in_child: called in the new process before it becomes invar or mpirun."""
         process = subprocess.Popen(command(arguments, ranks), cwd=self.folder, env=ENVIRONMENT, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   preexec_fn=in_child)
         self.addCleanup(lambda: end(process) if process.poll() is None else None)
         return process
 
@@ -177,9 +190,9 @@ class JobTest(unittest.TestCase):
             self.fail(f"did not end within {seconds} s: {process.args}\n{stdout}\n{stderr}")
         return Outcome(process.returncode, stdout, stderr, time.monotonic() - since)
 
-    def run_invar(self, *arguments, ranks=None, seconds=RUN_SECONDS):
+    def run_invar(self, *arguments, ranks=None, seconds=RUN_SECONDS, in_child=None):
         since = time.monotonic()
-        return self.finish(self.start(*arguments, ranks=ranks), since, seconds)
+        return self.finish(self.start(*arguments, ranks=ranks, in_child=in_child), since, seconds)
 
     def succeed(self, *arguments, ranks=None):
         outcome = self.run_invar(*arguments, ranks=ranks)

@@ -1,0 +1,153 @@
+"""Losses that are not finite, and losses that stand out."""
+import math
+import re
+import shutil
+import struct
+import unittest
+
+import invar_job
+import test_checkpoints
+from invar_job import REFERENCE, SEQUENCE, VOCABULARY, last_by_step, read_lines, series, tamper, to_yaml, write_tokens
+from test_checkpoints import FAULT, TENSOR
+
+TOKENS = {"kind": "tokens", "path": "tokens.bin", "token_dtype": "uint16"}
+LAYOUTS = (({}, None), (TENSOR, 4))
+
+
+class NotFinite(test_checkpoints.CheckpointTest):
+    """An untied embedding with a row of NaN, whose token occurs in one sample of the data."""
+
+    BAD_TOKEN = 7
+    BAD_SAMPLE = 9
+    SAMPLES = 40  # at four a step, each comes once in ten steps
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(REFERENCE / "qwen3_untied", self.folder / "hf")
+        columns = 48
+        first = 4 * columns * self.BAD_TOKEN
+        nan = struct.pack("<f", math.nan) * columns
+        tamper(self.folder / "hf" / "model.safetensors", "model.embed_tokens.weight",
+               lambda data: data[:first] + nan + data[first + len(nan):])
+        tokens = [10 + i * i % (VOCABULARY - 10) for i in range(self.SAMPLES * SEQUENCE + 1)]
+        tokens[self.BAD_SAMPLE * SEQUENCE + 5] = self.BAD_TOKEN
+        write_tokens(self.folder / "tokens.bin", tokens)
+
+    def bad_run(self, layout, **sections):
+        fields = {**invar_job.SMALL, "model": {"hf_path": "hf", "init": "hf"}, "parallel": layout, "data": TOKENS,
+                  "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1, "keep": 20}, **sections}
+        fields["train"] = {**invar_job.SMALL["train"], "steps": 10, **sections.get("train", {})}
+        return self.write("run.yaml", to_yaml(fields))
+
+    def test_stop(self):
+        for layout, ranks in LAYOUTS:
+            with self.subTest(ranks=ranks):
+                self.bad_run(layout)
+                run = f"stop_{ranks}"
+                outcome = self.fail_with(FAULT, "not finite", "first in the output of decoder layer 0",
+                                         "this step changed no weights", "train.on_nonfinite: skip",
+                                         arguments=["train", "run.yaml", f"log.dir={run}"], ranks=ranks)
+                step = int(re.search(r"error: (?:rank 0: )?step (\d+): loss", outcome.errors[0])[1])
+                self.assertEqual(len(series(self.folder / run, "loss")), step - 1)
+                if step > 1:
+                    self.assertEqual(self.latest(run), f"step_{step - 1:08}")  # what was in flight is complete
+                    self.inspect(run, "--verify")
+
+    def test_skip(self):
+        for layout, ranks in LAYOUTS:
+            with self.subTest(ranks=ranks):
+                self.bad_run(layout, train={"on_nonfinite": "skip"})
+                run = f"skip_{ranks}"
+                outcome = self.succeed("train", "run.yaml", f"log.dir={run}", ranks=ranks)
+                lines = {line["step"]: line for line in read_lines(self.folder / run / "metrics.jsonl")}
+                self.assertEqual(sorted(lines), list(range(1, 11)))
+                [bad] = [step for step, line in lines.items() if line["loss"] is None]
+                for step, line in lines.items():
+                    self.assertEqual(line.get("skipped_steps", 0), int(step >= bad))
+                text = outcome.stdout + outcome.stderr
+                self.assertEqual(text.count("left out"), 1, outcome)
+                self.assertRegex(text, rf"warning: step {bad}: .*not finite, first in the output of decoder layer 0; "
+                                       r"left out \(1 so far\)")
+                self.assertIn(f"step {bad}: ", (self.folder / run / "log.txt").read_text())
+                self.assertIn("step        10, 1 skipped\n", self.inspect(run))
+                self.assertIn(f"40 samples consumed, {40 * SEQUENCE} tokens", self.inspect(run))
+                self.check_only_this_step_changed_nothing(run, bad)
+
+    def check_only_this_step_changed_nothing(self, run, bad):
+        steps = [step for step in (bad - 1, bad, bad + 1) if 1 <= step <= 10]
+        exports = {step: self.export(self.checkpoint(run, step)) for step in steps}
+        for step in steps[1:]:
+            same = self.run_invar("compare", exports[step], exports[step - 1], "--exact")
+            self.assertEqual(same.code, 0 if step == bad else 1, same)
+
+    def test_the_count_goes_on_with_the_run(self):
+        self.bad_run({}, train={"on_nonfinite": "skip"})
+        self.train("run")
+        outcome = self.run_invar("train", "run.yaml", "log.dir=run", "train.steps=20", "train.exit_after_steps=9")
+        self.assertEqual(outcome.code, 75, outcome)
+        self.assertEqual(self.run_invar("train", "run.yaml", "log.dir=run", "train.steps=20").code, 0)
+        self.assertIn("step        20, 2 skipped\n", self.inspect("run"))
+        self.assertEqual(series(self.folder / "run", "skipped_steps")[-1], 2)
+        last = last_by_step(self.folder / "run", "loss")
+        self.assertEqual(sorted(step <= 10 for step, loss in last.items() if loss is None), [False, True])
+
+    def test_gradient_alone(self):
+        """Huge weights: the forward pass is finite, the gradient is not."""
+        self.config(optimizer={"lr": 1e30})
+        self.fail_with(FAULT, "step 2: ", "the forward pass is finite",
+                       "in backward first in the gradient of model.layers.1.", arguments=["train", "run.yaml"])
+
+
+class Spikes(test_checkpoints.CheckpointTest):
+    """A run that has learnt its data, which is one sample again and again, goes on with data that has another one."""
+
+    SAMPLES = 32
+    LEARNT = 64  # steps
+
+    def write_data(self, odd=None):
+        pattern = [(7 * i * i + 3 * i) % 100 for i in range(SEQUENCE)]
+        tokens = pattern * self.SAMPLES + pattern[:1]
+        if odd is not None:
+            first = odd * SEQUENCE + 1  # the token before is also the last label of the sample before
+            tokens[first:first + SEQUENCE - 1] = [100 + 9 * i for i in range(SEQUENCE - 1)]
+        write_tokens(self.folder / "tokens.bin", tokens)
+
+    def go_on(self, run, *overrides):
+        return self.train(run, "checkpoint.resume=learnt", f"train.steps={self.LEARNT + self.SAMPLES}", *overrides)
+
+    def late_sample(self):
+        """A sample whose turn comes when there are losses to compare with, and its step."""
+        self.write_data()
+        self.config(data=TOKENS, optimizer={"lr": 3e-3}, checkpoint={"every": self.LEARNT},
+                    train={"steps": self.LEARNT, "global_batch_size": 1})
+        self.train("learnt")
+        for odd in range(1, self.SAMPLES):
+            self.write_data(odd)
+            losses = self.go_on("order", "optimizer.lr=0", "checkpoint.every=0")
+            turn = losses.index(max(losses))
+            if 24 <= turn < self.SAMPLES - 2:
+                return self.LEARNT + turn + 1
+        self.fail("no sample comes late")
+
+    def test_told_once(self):
+        turn = self.late_sample()
+        outcome = self.succeed("train", "run.yaml", "log.dir=run", "checkpoint.resume=learnt",
+                               f"train.steps={self.LEARNT + self.SAMPLES}")
+        warning = rf"warning: step {turn}: loss \d+\.\d+ is \d+\.\d standard deviations above the mean"
+        self.assertEqual(len(re.findall(warning, outcome.stdout + outcome.stderr)), 1, outcome)
+        self.assertEqual((self.folder / "run" / "log.txt").read_text().count("standard deviations above"), 1)
+        self.assertEqual(list(last_by_step(self.folder / "run", "loss_zscore")), [turn])
+        losses = series(self.folder / "run", "loss")[:turn - self.LEARNT]
+        before = losses[:-1]
+        mean = sum(before) / len(before)
+        deviation = math.sqrt(sum((loss - mean) ** 2 for loss in before) / len(before))
+        zscore = (losses[-1] - mean) / deviation
+        self.assertAlmostEqual(last_by_step(self.folder / "run", "loss_zscore")[turn], zscore, delta=1e-6 * zscore)
+        self.go_on("high", f"train.spike_zscore={zscore + 0.1}")
+        self.go_on("never", "train.spike_zscore=0")
+        for run in ("high", "never"):
+            self.assertEqual(series(self.folder / run, "loss_zscore"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
