@@ -62,7 +62,7 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
 std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const StatePart& part) {
   std::optional<SaveResult> previous = wait();
   const Clock::time_point start = Clock::now();
-  flight_ = Flight{info, part.tensors, start, begin(info.step), {}};
+  flight_ = Flight{info, part.tensors, start, begin(info.step), 0, {}, {}};
   if (!flight_->failure.empty()) return previous;
   const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
                       state = options_.async ? host_copy(part) : part] {
@@ -70,21 +70,43 @@ std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, cons
     written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
     return written;
   };
-  flight_->written = std::async(options_.async ? std::launch::async : std::launch::deferred, write);
+  flight_->shard = std::async(launch_policy(), write);
   return previous;
 }
 
 std::optional<SaveResult> CheckpointSaver::poll() {
-  if (!flight_) return std::nullopt;
-  if (!flight_->failure.empty()) return finish();
-  const bool here = flight_->written.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
-  if (all_reduce_value(world_, int64_t{here}, ReduceOp::kMin) == 0) return std::nullopt;
-  return finish();
+  return advance(Patience::kNone);
 }
 
 std::optional<SaveResult> CheckpointSaver::wait() {
+  return advance(Patience::kWait);
+}
+
+std::optional<SaveResult> CheckpointSaver::advance(Patience patience) {
   if (!flight_) return std::nullopt;
+  Flight& flight = *flight_;
+  if (flight.failure.empty() && flight.shard.valid()) {
+    if (!is_done(flight.shard, patience)) return std::nullopt;
+    const Written written = flight.shard.get();
+    flight.failure = agree(written.failure);
+    if (flight.failure.empty()) begin_completion(flight, written.shard);
+  }
+  if (flight.failure.empty()) {
+    if (!is_done(flight.completion, patience)) return std::nullopt;
+    flight.failure = agree(flight.completion.valid() ? flight.completion.get() : "");
+  }
   return finish();
+}
+
+// On all ranks; one that has nothing to do is done.
+template <class T>
+bool CheckpointSaver::is_done(const std::future<T>& work, Patience patience) {
+  if (patience == Patience::kWait) {
+    if (work.valid()) work.wait();
+    return true;
+  }
+  const bool here = !work.valid() || work.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
+  return all_reduce_value(world_, int64_t{here}, ReduceOp::kMin) == 1;
 }
 
 // The pending folder, empty, seen by every rank before it writes.
@@ -119,37 +141,30 @@ StatePart CheckpointSaver::host_copy(const StatePart& part) {
   return copied;
 }
 
+// With thousands of pieces the index takes seconds: rank 0 writes it in a thread too.
+void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard) {
+  CheckpointIndex index = gather(flight, shard);
+  flight.bytes = all_reduce_value(world_, shard.file.bytes, ReduceOp::kSum);
+  if (world_.rank() != 0) return;
+  const auto complete = [directory = directory_, options = options_, all = std::move(index)] {
+    return failure_of([&] {
+      write_index(directory.pending_path_of(all.info.step), all);
+      directory.publish(all.info.step);
+      directory.prune(options.keep, options.keep_every);
+    });
+  };
+  flight.completion = std::async(launch_policy(), complete);
+}
+
 SaveResult CheckpointSaver::finish() {
-  Flight flight = std::move(*flight_);
+  const SaveResult result{flight_->info.step, flight_->bytes,
+                          std::chrono::duration<double>(Clock::now() - flight_->start).count(), flight_->failure};
   flight_.reset();
-  SaveResult result;
-  result.step = flight.info.step;
-  result.failure = flight.failure;
-  if (result.failure.empty()) {
-    const Written written = flight.written.get();
-    result.failure = agree(written.failure);
-    if (result.failure.empty()) result.failure = complete(flight, written, result);
-  }
   if (!result.failure.empty() && world_.rank() == 0) {
     std::error_code ignored;  // the failure itself is what matters
     std::filesystem::remove_all(directory_.pending_path_of(result.step), ignored);
   }
-  result.seconds = std::chrono::duration<double>(Clock::now() - flight.start).count();
   return result;
-}
-
-std::string CheckpointSaver::complete(const Flight& flight, const Written& written, SaveResult& result) {
-  const CheckpointIndex index = gather(flight, written.shard);
-  std::string failure;
-  if (world_.rank() == 0) {
-    failure = failure_of([&] {
-      write_index(directory_.pending_path_of(result.step), index);
-      directory_.publish(result.step);
-      directory_.prune(options_.keep, options_.keep_every);
-    });
-  }
-  result.bytes = all_reduce_value(world_, written.shard.file.bytes, ReduceOp::kSum);
-  return agree(failure);
 }
 
 CheckpointIndex CheckpointSaver::gather(const Flight& flight, const WrittenShard& shard) {

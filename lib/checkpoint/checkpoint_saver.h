@@ -50,14 +50,21 @@ class CheckpointSaver {
     CheckpointInfo info;
     std::vector<StateTensor> tensors;
     std::chrono::steady_clock::time_point start;
-    std::string failure;           // of the folder, which all ranks know of
-    std::future<Written> written;  // if there is none
+    std::string failure;  // which all ranks know of
+    int64_t bytes = 0;
+    std::future<Written> shard;           // while it is not yet known to be written everywhere
+    std::future<std::string> completion;  // after that, of rank 0: index, rename, `latest`; what failed
   };
+  enum class Patience : uint8_t { kNone, kWait };
 
+  std::launch launch_policy() const { return options_.async ? std::launch::async : std::launch::deferred; }
   StatePart host_copy(const StatePart& part);
   std::string begin(int64_t step);
+  std::optional<SaveResult> advance(Patience patience);
+  template <class T>
+  bool is_done(const std::future<T>& work, Patience patience);
+  void begin_completion(Flight& flight, const WrittenShard& shard);
   SaveResult finish();
-  std::string complete(const Flight& flight, const Written& written, SaveResult& result);
   // The message of the lowest rank that has one, on every rank.
   std::string agree(const std::string& mine);
   CheckpointIndex gather(const Flight& flight, const WrittenShard& shard);
