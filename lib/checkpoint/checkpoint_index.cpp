@@ -149,19 +149,6 @@ void check_index_file(const fs::path& folder) {
   }
 }
 
-void check_shards(const fs::path& folder, const std::vector<ShardFile>& files) {
-  for (const ShardFile& file : files) {
-    const fs::path path = folder / ShardFile::name_of(file.rank);
-    std::error_code error;
-    const uintmax_t size = fs::file_size(path, error);
-    if (error) throw Error(ErrorKind::kData, format("{}: {}", path.string(), error.message()), kRecopy);
-    if (size != static_cast<uintmax_t>(file.bytes)) {
-      throw Error(ErrorKind::kData, format("{}: has {} bytes, was written with {}", path.string(), size, file.bytes),
-                  kRecopy);
-    }
-  }
-}
-
 void read_tables(const Hdf5Reader& file, CheckpointIndex& index) {
   const std::vector<std::string> names = file.read_strings(kTensors);
   const std::vector<int64_t> shapes = read_table(file, kShapes, 2);
@@ -215,8 +202,20 @@ CheckpointIndex read_index(const fs::path& folder) {
   CheckpointIndex index;
   index.info = read_info(file, folder / kIndexFile);
   read_tables(file, index);
-  check_shards(folder, index.files);
   return index;
+}
+
+void check_shards(const fs::path& folder, const CheckpointIndex& index) {
+  for (const ShardFile& file : index.files) {
+    const fs::path path = folder / ShardFile::name_of(file.rank);
+    std::error_code error;
+    const uintmax_t size = fs::file_size(path, error);
+    if (error) throw Error(ErrorKind::kData, format("{}: {}", path.string(), error.message()), kRecopy);
+    if (size != static_cast<uintmax_t>(file.bytes)) {
+      throw Error(ErrorKind::kData, format("{}: has {} bytes, was written with {}", path.string(), size, file.bytes),
+                  kRecopy);
+    }
+  }
 }
 
 }  // namespace invar

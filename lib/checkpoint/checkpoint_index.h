@@ -86,7 +86,10 @@ WrittenShard write_shard(const std::filesystem::path& folder, int rank, const St
 // index.h5 and index.crc32. The pieces must cover every element of every tensor once.
 void write_index(const std::filesystem::path& folder, const CheckpointIndex& index);
 
-// Error{kData} if the index is missing, damaged or of another version, or if a shard is missing or has another size.
+// Error{kData} if the index is missing, damaged or of another version.
 CheckpointIndex read_index(const std::filesystem::path& folder);
+
+// Error{kData} if a shard is missing or has another size.
+void check_shards(const std::filesystem::path& folder, const CheckpointIndex& index);
 
 }  // namespace invar

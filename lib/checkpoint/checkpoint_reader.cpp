@@ -35,8 +35,9 @@ std::span<const float> cut(std::span<const float> values, const Rectangle& strip
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(const std::filesystem::path& folder)
+CheckpointReader::CheckpointReader(const std::filesystem::path& folder, Shards shards)
     : folder_(folder), index_(read_index(folder)), pieces_(index_.tensors.size()) {
+  if (shards == Shards::kCheck) check_shards(folder, index_);
   for (size_t i = 0; i < index_.tensors.size(); ++i) tensors_[index_.tensors[i].name] = i;
   for (size_t i = 0; i < index_.pieces.size(); ++i) pieces_[index_.pieces[i].tensor].push_back(i);
 }

@@ -14,8 +14,10 @@ namespace invar {
 // is checked against its tile's checksum before it is used. Error{kData} names file and tensor.
 class CheckpointReader {
  public:
-  // Opens and checks the index, and that all shards are there with their sizes. Not collective.
-  explicit CheckpointReader(const std::filesystem::path& folder);
+  // Opens and checks the index, and that all shards are there with their sizes, which of many ranks one should do. Not
+  // collective.
+  enum class Shards { kCheck, kTrust };
+  explicit CheckpointReader(const std::filesystem::path& folder, Shards shards = Shards::kCheck);
 
   const std::filesystem::path& folder() const { return folder_; }
   const CheckpointIndex& index() const { return index_; }

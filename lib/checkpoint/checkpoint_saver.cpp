@@ -150,7 +150,7 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
     return failure_of([&] {
       write_index(directory.pending_path_of(all.info.step), all);
       directory.publish(all.info.step);
-      directory.prune(options.keep, options.keep_every);
+      directory.prune(all.info.step, options.keep, options.keep_every);
     });
   };
   flight.completion = std::async(launch_policy(), complete);

@@ -55,6 +55,12 @@ std::string last_error() {
        says(ENOSPC) || says(EDQUOT) ? "free some space or write to another disk" : "", where);
 }
 
+PropertyId file_access() {
+  PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
+  H5Pset_file_locking(access.get(), false, true);
+  return access;
+}
+
 hid_t file_type(DType dtype) {
   switch (dtype) {
     case DType::kF32:

@@ -48,6 +48,9 @@ std::string last_error();
                                const std::string& reason = last_error(),
                                std::source_location where = std::source_location::current());
 
+// Without locks on files: no two processes write one, and file systems of clusters often refuse them.
+PropertyId file_access();
+
 hid_t file_type(DType dtype);
 hid_t memory_type(DType dtype);
 std::optional<DType> dtype_of(hid_t type);

@@ -25,7 +25,7 @@ struct Hdf5Writer::File {
 Hdf5Writer::Hdf5Writer(const fs::path& path)
     : path_(path), pending_(std::make_unique<PendingFile>(path)), file_(std::make_unique<File>()) {
   const Lock lock;
-  const PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
+  const PropertyId access = file_access();
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   file_->id = H5Fcreate(pending_->temporary().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get());
   if (file_->id < 0) fail_writing(path_, "", "cannot be created");

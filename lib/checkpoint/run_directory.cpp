@@ -121,14 +121,15 @@ void RunDirectory::publish(int64_t step) const {
   write_latest(folder_, name_of(step));
 }
 
-void RunDirectory::prune(int64_t keep, int64_t keep_every) const {
+void RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) const {
   std::vector<int64_t> complete = steps();
+  std::erase_if(complete, [=](int64_t other) { return other > step; });
   const std::optional<fs::path> named = latest();
   const auto removable = std::ssize(complete) - keep;
   for (int64_t i = 0; i < removable; ++i) {
-    const int64_t step = complete[static_cast<size_t>(i)];
-    if ((keep_every > 0 && step % keep_every == 0) || path_of(step) == named) continue;
-    attempt(path_of(step), "cannot be removed", [&] { remove_checkpoint(path_of(step)); });
+    const int64_t old = complete[static_cast<size_t>(i)];
+    if ((keep_every > 0 && old % keep_every == 0) || path_of(old) == named) continue;
+    attempt(path_of(old), "cannot be removed", [&] { remove_checkpoint(path_of(old)); });
   }
 }
 

@@ -27,8 +27,9 @@ class RunDirectory {
   void prepare() const;
   // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it.
   void publish(int64_t step) const;
-  // Removes all but the newest `keep`, the multiples of keep_every (0: none) and what `latest` names.
-  void prune(int64_t keep, int64_t keep_every) const;
+  // Of the checkpoints up to `step` removes all but the newest `keep`, the multiples of keep_every (0: none) and what
+  // `latest` names. Later ones are of a run that went on from here before; they stay.
+  void prune(int64_t step, int64_t keep, int64_t keep_every) const;
 
  private:
   std::filesystem::path folder_;

@@ -34,7 +34,9 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
     : config_(config), groups_(groups), stream_(stream) {
   const std::string dir = checkpoint_dir(config);
   if (const auto path = checkpoint_to_resume(config)) {
-    reader_ = std::make_unique<CheckpointReader>(*path);
+    const bool checks = groups.world->rank() == 0;
+    reader_ = std::make_unique<CheckpointReader>(
+        *path, checks ? CheckpointReader::Shards::kCheck : CheckpointReader::Shards::kTrust);
     Config saved = load_config_text(reader_->info().config, path->string());
     imported_ = saved.train.steps == 0;
     if (imported_) saved.numerics = config.numerics;  // fp32 weights suit any

@@ -81,14 +81,22 @@ TEST_CASE("Pruning keeps the newest, the multiples of keep_every, and what `late
   const TemporaryFolder folder;
   const RunDirectory directory(folder.path());
   for (const int64_t step : {10, 20, 30, 40, 50, 60}) save(directory, step);
-  directory.prune(2, 30);
+  directory.prune(60, 2, 30);
   CHECK(directory.steps() == std::vector<int64_t>{30, 50, 60});
   folder.write("latest", "step_00000030\n");
-  directory.prune(1, 0);
+  directory.prune(60, 1, 0);
   CHECK(directory.steps() == std::vector<int64_t>{30, 60});
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path())) {
     CHECK(!contains(entry.path().string(), ".old"));
   }
+}
+
+TEST_CASE("A run that went back does not count the checkpoints ahead of it") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  for (const int64_t step : {10, 20, 100, 200, 30}) save(directory, step);
+  directory.prune(30, 1, 0);
+  CHECK(directory.steps() == std::vector<int64_t>{30, 100, 200});
 }
 
 TEST_CASE("A path means a checkpoint, a folder of them, or a run") {
