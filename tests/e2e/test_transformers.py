@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unittest
 
+import invar_job
 import test_runs
 from invar_job import REFERENCE, ROOT, SMALL, JobTest, to_yaml
 
@@ -62,6 +63,24 @@ class Transformers(test_runs.ExportedRun):
             logits = model(tokens[:, :-1]).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
         self.assertAlmostEqual(loss, losses[-1], delta=1e-5)
+
+
+@unittest.skipUnless(importlib.util.find_spec("h5py"), "Python has no h5py")
+@needs_transformers
+class CheckExport(JobTest):
+    """tools/check_export on checkpoints of trained models."""
+
+    def test_logits(self):
+        for case, precision in (("qwen3", "bf16"), ("gemma4_e4b", "fp32")):
+            with self.subTest(case):
+                fields = {**SMALL, "model": {"hf_path": REFERENCE / case, "init": "hf"}, "optimizer": {"lr": 1e-3},
+                          "numerics": {"precision": precision}, "parallel": {"tensor": 2, "sequence": "true"}}
+                self.succeed("train", self.write("run.yaml", to_yaml(fields)), f"log.dir={case}", "checkpoint.every=3",
+                             ranks=2)
+                done = subprocess.run([sys.executable, "-B", ROOT / "tools" / "check_export", case, "--invar",
+                                       invar_job.INVAR], cwd=self.folder, capture_output=True, text=True, timeout=300)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertRegex(done.stdout, rf"{case}: \d+ logits up to .* invar differs by .*: ok")
 
 
 class TransformersGemma4(Transformers):
