@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "app/commands.h"
@@ -13,15 +15,36 @@
 namespace invar::app {
 namespace {
 
+// What an evaluation does not depend on would be ignored, and another model is none of this checkpoint.
+void refuse_without_use(const std::vector<std::string>& overrides) {
+  constexpr std::array kUsed = {"parallel.",
+                                "data.",
+                                "device=",
+                                "numerics.precision=",
+                                "train.eval_batches=",
+                                "train.global_batch_size=",
+                                "train.micro_batch_size=",
+                                "train.sequence_length="};
+  for (const std::string& override : overrides) {
+    if (std::any_of(kUsed.begin(), kUsed.end(), [&](const char* key) { return override.starts_with(key); })) continue;
+    throw Error(
+        ErrorKind::kConfig, format("argument {}: an evaluation has no use for it", override),
+        "parallel, data, device, numerics.precision, train.eval_batches, global_batch_size, micro_batch_size and "
+        "sequence_length may be given");
+  }
+}
+
 // The saved config without what only a training run has, so that nothing in it is out of place here.
 Config eval_config(const CheckpointReader& reader, const std::vector<std::string>& overrides, int world_size) {
-  Config config = load_config_text(reader.info().config, reader.folder().string());
+  refuse_without_use(overrides);
+  Config config = load_config_text(reader.info().config, "config of " + reader.folder().string());
   config.checkpoint = {};
   config.log = {};
   config.parallel = {};
   config.train.micro_batch_size = 1;
   config.train.exit_after_minutes = 0;
   config.train.exit_after_steps = 0;
+  config.train.steps = std::max<int64_t>(1, config.train.steps);  // imported weights have none
   config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
   apply_overrides(config, overrides);
   validate(config, world_size);

@@ -54,9 +54,9 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   if (!directory.steps().empty()) {
     throw Error(ErrorKind::kConfig, format("{} holds checkpoints already", arguments.checkpoints), "name a new folder");
   }
-  directory.prepare();
+  const RunDirectory::Lock lock = directory.lock();
+  directory.prepare(0);
   const std::filesystem::path pending = directory.pending_path_of(0);
-  std::filesystem::create_directory(pending);
 
   CheckpointIndex index;
   index.tensors = checkpoint_tensors(config.model);

@@ -37,7 +37,7 @@ void print_summary(const Config& config, const Topology& grid) {
   if (!checkpoint_dir(config).empty()) {
     const int64_t bytes = 4 * (3 * counts.trained + counts.constant);  // fp32 masters and two moments
     const std::string copy = config.checkpoint.async
-                                 ? format("; while it is written a copy, {} MiB a rank", bytes / grid.world() >> 20)
+                                 ? format("; from the first save on a copy, {} MiB a rank", bytes / grid.world() >> 20)
                                  : "";
     print_line(format("checkpoint        {} MiB of fp32 masters and moments{}", bytes >> 20, copy));
   }

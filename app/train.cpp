@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "app/commands.h"
+#include "checkpoint/run_directory.h"
 #include "config/resolved.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
@@ -11,23 +12,32 @@ namespace invar::app {
 int train(const TrainArguments& arguments, MpiSession& session) {
   Communicator& world = session.world();
   Config config;
+  RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
   together(world, [&] {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, world.size());
     check_device(config);
+    const std::string dir = checkpoint_dir(config);
+    if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
   });
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
   const ProcessGroups groups = make_process_groups(world, topology);
   const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
 
   const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
-  std::optional<Trainer> trainer;
+  std::unique_ptr<Trainer> trainer;
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    trainer.emplace(config, groups, stream, signal);
+    trainer = std::make_unique<Trainer>(config, groups, stream, signal);
   });
-  const Ending ending = trainer->run(*log);
+  Ending ending{};
+  try {
+    ending = trainer->run(*log);
+  } catch (...) {
+    (void)trainer.release();  // it would wait for what it is writing, and the other ranks for this one
+    throw;
+  }
   world.barrier();
   return ending == Ending::kStopped ? kRestartMe : 0;
 }

@@ -103,6 +103,7 @@ void write_info(Hdf5Writer& file, const CheckpointInfo& info) {
   file.set_attribute("samples", info.samples);
   file.set_attribute("tokens", info.tokens);
   file.set_attribute("skipped_steps", info.skipped_steps);
+  file.set_attribute("evaluation_due", int64_t{info.evaluation_due});
   file.set_attribute("config", info.config);
   file.set_attribute("layout", info.layout);
 }
@@ -121,6 +122,7 @@ CheckpointInfo read_info(const Hdf5Reader& file, const fs::path& path) {
   info.samples = file.integer_attribute("samples").value_or(0);
   info.tokens = file.integer_attribute("tokens").value_or(0);
   info.skipped_steps = file.integer_attribute("skipped_steps").value_or(0);
+  info.evaluation_due = file.integer_attribute("evaluation_due").value_or(0) != 0;
   info.config = file.text_attribute("config").value_or("");
   info.layout = file.text_attribute("layout").value_or("");
   return info;
@@ -129,9 +131,10 @@ CheckpointInfo read_info(const Hdf5Reader& file, const fs::path& path) {
 // The whole file is summed before the library parses a byte of it.
 void check_index_file(const fs::path& folder) {
   const fs::path path = folder / kIndexFile;
-  if (!fs::exists(path)) {
-    throw Error(ErrorKind::kData, format("{}: no {} in it, so it is no checkpoint", folder.string(), kIndexFile),
-                kRecopy);
+  std::error_code error;
+  const uintmax_t found = fs::file_size(path, error);
+  if (error) {
+    throw Error(ErrorKind::kData, format("{}: {}, so it is no checkpoint", path.string(), error.message()), kRecopy);
   }
   std::ifstream stream(folder / kChecksumFile);
   uintmax_t size = 0;
@@ -139,9 +142,8 @@ void check_index_file(const fs::path& folder) {
   if (!(stream >> size >> sum)) {
     throw Error(ErrorKind::kData, format("{}: missing or not readable", (folder / kChecksumFile).string()), kRecopy);
   }
-  if (fs::file_size(path) != size) {
-    throw Error(ErrorKind::kData,
-                format("{}: has {} bytes, was written with {}", path.string(), fs::file_size(path), size), kRecopy);
+  if (found != size) {
+    throw Error(ErrorKind::kData, format("{}: has {} bytes, was written with {}", path.string(), found, size), kRecopy);
   }
   if (format("{:08x}", crc32_of_file(path)) != sum) {
     throw Error(ErrorKind::kData, format("{}: its checksum is not the one it was written with: damaged", path.string()),

@@ -20,12 +20,13 @@ class Hdf5Writer;
 
 // Where the run stands.
 struct CheckpointInfo {
-  int64_t step = 0;           // finished steps
-  int64_t samples = 0;        // consumed: the position in the training data
-  int64_t tokens = 0;         // trained on
-  int64_t skipped_steps = 0;  // finished steps that changed nothing (train.on_nonfinite)
-  std::string config;         // YAML that load_config_text() reads without any other file
-  std::string layout;         // for people: "tensor 2 with sequence parallelism x data 4"
+  int64_t step = 0;             // finished steps
+  int64_t samples = 0;          // consumed: the position in the training data
+  int64_t tokens = 0;           // trained on
+  int64_t skipped_steps = 0;    // finished steps that changed nothing (train.on_nonfinite)
+  bool evaluation_due = false;  // the evaluation after this step was broken off
+  std::string config;           // YAML that load_config_text() reads without any other file
+  std::string layout;           // for people: "tensor 2 with sequence parallelism x data 4"
 
   bool operator==(const CheckpointInfo&) const = default;
 };

@@ -62,7 +62,7 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
 std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const StatePart& part) {
   std::optional<SaveResult> previous = wait();
   const Clock::time_point start = Clock::now();
-  flight_ = Flight{info, part.tensors, start, begin(info.step), 0, {}, {}};
+  flight_ = Flight{info, part.tensors, start, begin(info.step), {}, 0, {}, {}};
   if (!flight_->failure.empty()) return previous;
   const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
                       state = options_.async ? host_copy(part) : part] {
@@ -93,7 +93,10 @@ std::optional<SaveResult> CheckpointSaver::advance(Patience patience) {
   }
   if (flight.failure.empty()) {
     if (!is_done(flight.completion, patience)) return std::nullopt;
-    flight.failure = agree(flight.completion.valid() ? flight.completion.get() : "");
+    Completed completed;
+    if (flight.completion.valid()) completed = flight.completion.get();
+    flight.failure = agree(completed.failure);
+    flight.leftover = completed.leftover;
   }
   return finish();
 }
@@ -113,10 +116,7 @@ bool CheckpointSaver::is_done(const std::future<T>& work, Patience patience) {
 std::string CheckpointSaver::begin(int64_t step) {
   std::string failure;
   if (world_.rank() == 0) {
-    failure = failure_of([&] {
-      directory_.prepare();
-      std::filesystem::create_directory(directory_.pending_path_of(step));
-    });
+    failure = failure_of([&] { directory_.prepare(step); });
   }
   return agree(failure);
 }
@@ -147,18 +147,25 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
   flight.bytes = all_reduce_value(world_, shard.file.bytes, ReduceOp::kSum);
   if (world_.rank() != 0) return;
   const auto complete = [directory = directory_, options = options_, all = std::move(index)] {
-    return failure_of([&] {
+    Completed completed;
+    completed.failure = failure_of([&] {
       write_index(directory.pending_path_of(all.info.step), all);
       directory.publish(all.info.step);
-      directory.prune(all.info.step, options.keep, options.keep_every);
     });
+    if (!completed.failure.empty()) return completed;
+    const std::string trouble = failure_of([&] {
+      completed.leftover = directory.prune(all.info.step, options.keep, options.keep_every) + directory.clean_up();
+    });
+    completed.leftover += trouble;
+    return completed;
   };
   flight.completion = std::async(launch_policy(), complete);
 }
 
 SaveResult CheckpointSaver::finish() {
-  const SaveResult result{flight_->info.step, flight_->bytes,
-                          std::chrono::duration<double>(Clock::now() - flight_->start).count(), flight_->failure};
+  SaveResult result{flight_->info.step, flight_->bytes,
+                    std::chrono::duration<double>(Clock::now() - flight_->start).count(), flight_->failure,
+                    flight_->leftover};
   flight_.reset();
   if (!result.failure.empty() && world_.rank() == 0) {
     std::error_code ignored;  // the failure itself is what matters

@@ -12,12 +12,13 @@
 
 namespace invar {
 
-// How a save went, the same on every rank.
+// How a save went; the same on every rank but where it says so.
 struct SaveResult {
   int64_t step = 0;
   int64_t bytes = 0;
-  double seconds = 0;   // from save() to the end
-  std::string failure;  // empty: the checkpoint is complete, and `latest` names it
+  double seconds = 0;    // from save() to the end
+  std::string failure;   // empty: the checkpoint is complete, and `latest` names it
+  std::string leftover;  // old ones that could not be removed; known to rank 0 alone
 };
 
 // Saves the state of all ranks into a run's folder of checkpoints: every rank its shard, rank 0 the index, then rename,
@@ -46,14 +47,19 @@ class CheckpointSaver {
     WrittenShard shard;
     std::string failure;
   };
+  struct Completed {
+    std::string failure;
+    std::string leftover;
+  };
   struct Flight {
     CheckpointInfo info;
     std::vector<StateTensor> tensors;
     std::chrono::steady_clock::time_point start;
     std::string failure;  // which all ranks know of
+    std::string leftover;
     int64_t bytes = 0;
-    std::future<Written> shard;           // while it is not yet known to be written everywhere
-    std::future<std::string> completion;  // after that, of rank 0: index, rename, `latest`; what failed
+    std::future<Written> shard;         // while it is not yet known to be written everywhere
+    std::future<Completed> completion;  // after that, of rank 0: index, rename, `latest`
   };
   enum class Patience : uint8_t { kNone, kWait };
 

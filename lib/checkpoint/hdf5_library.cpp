@@ -18,10 +18,8 @@ std::recursive_mutex& library() {
 // handler would follow; what is open is closed here, so nothing is left for that handler. Errors are thrown, not
 // printed.
 Lock::Lock() : lock_(library()) {
-  [[maybe_unused]] static const bool prepared = [] {
-    H5dont_atexit();
-    return H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-  }();
+  [[maybe_unused]] static const bool prepared = H5dont_atexit() >= 0;
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // a thread's own, where the library knows threads
 }
 
 std::string last_error() {
@@ -57,7 +55,7 @@ std::string last_error() {
 
 PropertyId file_access() {
   PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
-  H5Pset_file_locking(access.get(), false, true);
+  H5Pset_file_locking(access.get(), true, true);
   return access;
 }
 

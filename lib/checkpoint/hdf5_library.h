@@ -25,8 +25,8 @@ using TypeId = Id<H5Tclose>;
 using AttributeId = Id<H5Aclose>;
 using PropertyId = Id<H5Pclose>;
 
-// The library is built without locks, and a checkpoint is written by a thread of its own: every call happens under this
-// one lock. Reentrant, because the destructor of an object may run inside a call.
+// The library may be built without locks, and a checkpoint is written by a thread of its own: every call happens under
+// this one lock. Reentrant, because the destructor of an object may run inside a call.
 class Lock {
  public:
   Lock();
@@ -48,7 +48,7 @@ std::string last_error();
                                const std::string& reason = last_error(),
                                std::source_location where = std::source_location::current());
 
-// Without locks on files: no two processes write one, and file systems of clusters often refuse them.
+// Files are locked where the file system can; on a cluster's it often cannot.
 PropertyId file_access();
 
 hid_t file_type(DType dtype);

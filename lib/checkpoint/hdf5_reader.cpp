@@ -30,7 +30,8 @@ Hdf5Reader::Hdf5Reader(const fs::path& path) : path_(path), file_(std::make_uniq
   if (!fs::is_regular_file(status)) fail(ErrorKind::kData, path_, "", "not a file");
   if (!std::ifstream(path)) fail(ErrorKind::kData, path_, "", format("cannot be opened: {}", std::strerror(errno)));
   if (H5Fis_hdf5(path.c_str()) == 0) fail(ErrorKind::kData, path_, "", "not an HDF5 file", kDamaged);
-  file_->id = FileId(H5Fopen(path.c_str(), H5F_ACC_RDONLY, file_access().get()));
+  const PropertyId access = file_access();
+  file_->id = FileId(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()));
   if (!file_->id) fail(ErrorKind::kData, path_, "", last_error(), kDamaged);
 }
 

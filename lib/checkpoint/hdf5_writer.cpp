@@ -169,8 +169,10 @@ void Hdf5Writer::finish() {
     INVAR_CHECK(slot.rows_left == 0, "{}: '{}': {} rows of {} not written", path_.string(), name, slot.rows_left,
                 slot.info.rows());
   }
-  const Lock lock;
-  if (!file_->close()) fail_writing(path_, "", "cannot be written");
+  {
+    const Lock lock;
+    if (!file_->close()) fail_writing(path_, "", "cannot be written");
+  }
   pending_->publish();
 }
 

@@ -29,7 +29,18 @@ std::vector<HfShard> plan_hf_shards(const std::vector<SafetensorsSpec>& tensors,
   return shards;
 }
 
-void prepare_hf_folder(const fs::path& folder, const std::string& key) {
+namespace {
+
+constexpr const char* kOwner = ".invar_export";
+
+bool is_of(const fs::path& folder, const std::string& owner) {
+  std::string found;
+  return !owner.empty() && std::getline(std::ifstream(folder / kOwner), found) && found == owner;
+}
+
+}  // namespace
+
+void prepare_hf_folder(const fs::path& folder, const std::string& key, const std::string& owner) {
   const auto refuse = [&](const std::string& reason) {
     throw Error(ErrorKind::kConfig, format("{} = {} {}", key, folder.string(), reason),
                 "name a folder, new or without weights, where this user may write");
@@ -39,11 +50,24 @@ void prepare_hf_folder(const fs::path& folder, const std::string& key) {
   if (error) refuse("cannot be created: " + error.message());
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const fs::path& path = entry->path();
-    if (path.extension() == ".safetensors") refuse(format("holds {} already", path.filename().string()));
+    if (path.extension() == ".safetensors" && !is_of(folder, owner))
+      refuse(format("holds {} already", path.filename().string()));
   }
   const fs::path probe = folder / ".invar_probe";
   if (error || !std::ofstream(probe)) refuse("cannot be written");
   fs::remove(probe, error);
+}
+
+void claim_hf_folder(const fs::path& folder, const std::string& owner) {
+  if (owner.empty()) return;
+  if (is_of(folder, owner)) {
+    std::vector<fs::path> old = {folder / safetensors::kIndexFile};
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".safetensors") old.push_back(entry.path());
+    }
+    for (const fs::path& path : old) fs::remove(path);
+  }
+  std::ofstream(folder / kOwner) << owner << "\n";
 }
 
 void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) {

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "core/unique_handle.h"
 
 namespace invar {
 
@@ -23,19 +28,30 @@ class RunDirectory {
   // there.
   std::optional<std::filesystem::path> latest() const;
 
-  // Creates the folder and removes what interrupted saves left. System errors throw Error{kFault}.
-  void prepare() const;
-  // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it.
+  // An empty pending folder for a step. System errors throw Error{kFault}.
+  void prepare(int64_t step) const;
+  // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it. System errors throw
+  // Error{kFault}.
   void publish(int64_t step) const;
+  // Removes what interrupted saves left, and puts back what one had moved aside. What could not be removed, for a
+  // person.
+  std::string clean_up() const;
   // Of the checkpoints up to `step` removes all but the newest `keep`, the multiples of keep_every (0: none) and what
-  // `latest` names. Later ones are of a run that went on from here before; they stay.
-  void prune(int64_t step, int64_t keep, int64_t keep_every) const;
+  // `latest` names. Later ones are of a run that went on from here before; they stay. The same return.
+  std::string prune(int64_t step, int64_t keep, int64_t keep_every) const;
+
+  // Held as long as it lives, however the process ends. Error{kConfig} if another process holds it for that long: the
+  // ranks of a killed job take some seconds to end. On a file system without locks it holds nobody off. Creates the
+  // folder.
+  using Lock = UniqueHandle<int, ::close, -1>;
+  Lock lock(std::chrono::milliseconds patience = std::chrono::seconds(10)) const;
 
  private:
   std::filesystem::path folder_;
 };
 
-// A checkpoint's own folder, or that of the latest one of a folder of checkpoints. Error{kData} if it is neither.
+// A checkpoint's own folder (with or without a slash at the end), or that of the latest one of a folder of checkpoints.
+// Error{kData} if it is neither.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 }  // namespace invar

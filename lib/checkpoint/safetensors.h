@@ -117,9 +117,11 @@ struct HfShard {
 std::vector<HfShard> plan_hf_shards(const std::vector<SafetensorsSpec>& tensors, int64_t max_shard_bytes);
 
 // Makes the folder ready for an export, at the start of a long run, so that a wrong path does not show only at its end.
-// Weights of another model are not overwritten: old shards beside a new file would make a folder of two. Error{kConfig}
-// names the folder as that which `key` gives.
-void prepare_hf_folder(const std::filesystem::path& folder, const std::string& key);
+// Weights of another model are not overwritten: old shards beside a new file would make a folder of two; those that
+// claim_hf_folder() left for the same owner may be. Error{kConfig} names the folder as that which `key` gives.
+void prepare_hf_folder(const std::filesystem::path& folder, const std::string& key, const std::string& owner = "");
+// Right before the export: removes the owner's earlier one, and marks the folder as the owner's, unless that is empty.
+void claim_hf_folder(const std::filesystem::path& folder, const std::string& owner);
 
 // Writes model.safetensors.index.json for several shards, whose files must be there: the index comes last, it makes the
 // folder loadable. Nothing to write for one shard. Error{kData} if a model.safetensors lies there: loaders would

@@ -23,12 +23,12 @@ namespace {
               full ? "free some space or write to another disk" : "", where);
 }
 
+}  // namespace
+
 void sync_folder(const fs::path& folder) {
   const UniqueHandle<int, ::close, -1> descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor || ::fsync(descriptor.get()) != 0) fail(folder, "cannot sync the folder");
 }
-
-}  // namespace
 
 PendingFile::PendingFile(fs::path path) : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

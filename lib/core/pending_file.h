@@ -28,4 +28,7 @@ class PendingFile {
   int descriptor_ = -1;
 };
 
+// Puts renames in a folder on disk. System errors throw Error{kFault}.
+void sync_folder(const std::filesystem::path& folder);
+
 }  // namespace invar

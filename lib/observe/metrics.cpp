@@ -84,12 +84,22 @@ void MetricsWriter::write(const EvaluationMetrics& metrics) {
   write_line(line.dump());
 }
 
+void MetricsWriter::reopen() {
+  remove_torn_line(path_);
+  file_.reset(std::fopen(path_.c_str(), "ab"));
+  if (!file_) fail(path_, "cannot be opened", errno);
+}
+
 // One write call a line, so that a reader of the growing file sees whole lines.
 void MetricsWriter::write_line(const std::string& line) {
+  if (file_ == nullptr) reopen();
   const std::string text = line + "\n";
   const bool done =
       std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
-  if (!done) fail(path_, "cannot be written", errno);
+  if (done) return;
+  const int error = errno;
+  file_.reset();
+  fail(path_, "cannot be written", error);
 }
 
 }  // namespace invar

@@ -43,6 +43,7 @@ enum class OpenMode : uint8_t {
 //     with "skipped_steps" once there are any, and "loss_zscore" where the loss stands out
 //   {"step", "validation_loss", "validation_ppl"}
 // Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null.
+// A line that could not be written is lost; the next call tries again.
 // A resumed run appends, and may repeat steps that were lost: of two lines for a step the later one counts.
 class MetricsWriter {
  public:
@@ -58,6 +59,7 @@ class MetricsWriter {
   };
 
   void write_line(const std::string& line);
+  void reopen();
 
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, Close> file_;

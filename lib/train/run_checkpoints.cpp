@@ -20,12 +20,19 @@ std::string describe_layout(const Config& config, const Topology& grid) {
                 config.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data);
 }
 
+bool lies_in(const fs::path& checkpoint, const std::string& dir) {
+  return !dir.empty() && fs::weakly_canonical(checkpoint.parent_path()) == fs::weakly_canonical(dir);
+}
+
+// Once a run has checkpoints of its own, it goes on from them, however it began: the same command must lead on.
 std::optional<fs::path> checkpoint_to_resume(const Config& config) {
   const std::string& resume = config.checkpoint.resume;
   if (resume == "never") return std::nullopt;
-  if (resume != "auto") return find_checkpoint(resume);
   const std::string dir = checkpoint_dir(config);
-  return dir.empty() ? std::nullopt : RunDirectory(dir).latest();
+  const std::optional<fs::path> own = dir.empty() ? std::nullopt : RunDirectory(dir).latest();
+  if (resume == "auto") return own;
+  const fs::path named = find_checkpoint(resume);
+  return own && !lies_in(named, dir) ? own : named;
 }
 
 }  // namespace
@@ -34,14 +41,19 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
     : config_(config), groups_(groups), stream_(stream) {
   const std::string dir = checkpoint_dir(config);
   if (const auto path = checkpoint_to_resume(config)) {
+    resumes_ = true;
+    path_ = *path;
     const bool checks = groups.world->rank() == 0;
     reader_ = std::make_unique<CheckpointReader>(
-        *path, checks ? CheckpointReader::Shards::kCheck : CheckpointReader::Shards::kTrust);
-    Config saved = load_config_text(reader_->info().config, path->string());
-    imported_ = saved.train.steps == 0;
+        path_, checks ? CheckpointReader::Shards::kCheck : CheckpointReader::Shards::kTrust);
+    const CheckpointInfo& info = reader_->info();
+    start_ = {info.step, info.samples, info.tokens, info.skipped_steps, info.evaluation_due};
+    saved_layout_ = info.layout;
+    imported_ = !reader_->has_moments();
+    Config saved = load_config_text(info.config, "config of " + path_.string());
     if (imported_) saved.numerics = config.numerics;  // fp32 weights suit any
     changes_ = config_changes(saved, with_batch_size(config, groups.world->size()));
-    continues_run_ = !dir.empty() && fs::weakly_canonical(path->parent_path()) == fs::weakly_canonical(dir);
+    continues_run_ = lies_in(path_, dir);
   }
   if (dir.empty()) return;
   CheckpointSaver::Options options;
@@ -49,35 +61,44 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
   options.keep = config.checkpoint.keep;
   options.keep_every = config.checkpoint.keep_every;
   saver_ = std::make_unique<CheckpointSaver>(*groups.world, stream, dir, options);
-  if (continues_run_) saved_step_ = reader_->info().step;
+  if (continues_run_) saved_step_ = start_.step;
 }
 
-Progress RunCheckpoints::load(TrainState& state) {
-  const CheckpointInfo& info = reader_->info();
-  const auto differs = [&](ReduceOp op) { return all_reduce_value(*groups_.world, info.step, op) != info.step; };
-  if (differs(ReduceOp::kMin) || differs(ReduceOp::kMax)) {
-    throw Error(ErrorKind::kData, format("{}: not the same on all ranks", reader_->folder().string()),
-                "checkpoint.dir must lie on a file system that all hosts share");
-  }
+void RunCheckpoints::agree() const {
+  const int64_t mine = resumes_ ? start_.step : -1;
+  const bool differs = all_reduce_value(*groups_.world, mine, ReduceOp::kMin) != mine ||
+                       all_reduce_value(*groups_.world, mine, ReduceOp::kMax) != mine;
+  if (all_reduce_value(*groups_.world, int64_t{differs}, ReduceOp::kMax) == 0) return;
+  const std::string found = resumes_ ? path_.string() : "no checkpoint";
+  throw Error(ErrorKind::kData, format("this rank found {} to resume from, others found something else", found),
+              "checkpoint.dir must lie on a file system that all hosts share, and all ranks need the same arguments");
+}
+
+void RunCheckpoints::load(TrainState& state) {
   state.load(*reader_);
-  return {info.step, info.samples, info.tokens, info.skipped_steps};
+  reader_.reset();
 }
 
 void RunCheckpoints::describe(Log& log) const {
   if (!resumes()) return;
-  const CheckpointInfo& info = reader_->info();
-  if (imported_) return log.info(format("weights of {}, fresh moments", reader_->folder().string()));
-  log.info(format("resumed from {}: step {} of {}, {} samples consumed, saved at {}{}", reader_->folder().string(),
-                  info.step, config_.train.steps, info.samples, info.layout,
-                  reader_->has_moments() ? "" : ", without moments: they start at zero"));
+  if (imported_) return log.info(format("weights of {}, fresh moments", path_.string()));
+  log.info(format("resumed from {}: step {} of {}, {} samples consumed, saved at {}", path_.string(), start_.step,
+                  config_.train.steps, start_.samples, saved_layout_));
+  const std::string& resume = config_.checkpoint.resume;
+  if (groups_.world->rank() != 0) return;
+  if (resume != "auto" && continues_run_) {
+    const bool goes_back = lies_in(find_checkpoint(resume), checkpoint_dir(config_));
+    log.warn(goes_back ? "checkpoint.resume names a checkpoint of this run: started again so, it goes back there again"
+                       : format("checkpoint.resume = {} was for the start; this run goes on from its own", resume));
+  }
+  bool data_moves = false;
   for (const ConfigChange& change : changes_) {
     log.info(format("  {}: {} -> {}", change.key, change.before, change.after));
-    const bool moves_data = change.key == "train.steps" || change.key == "train.global_batch_size";
-    if (moves_data && config_.data.kind == DataKind::kMegatron) {
-      log.warn(
-          "data.kind: megatron lays its samples out over the whole run: a run of another length may order them "
-          "differently");
-    }
+    data_moves = data_moves || change.key == "train.seed" || change.key == "train.sequence_length" ||
+                 change.key.starts_with("data.");
+  }
+  if (data_moves) {
+    log.warn(format("other data or another order of it: training goes on at sample {} of the new one", start_.samples));
   }
 }
 
@@ -87,6 +108,7 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
   info.samples = progress.samples;
   info.tokens = progress.tokens;
   info.skipped_steps = progress.skipped_steps;
+  info.evaluation_due = progress.evaluation_due;
   info.config = to_portable_yaml(with_batch_size(config_, groups_.world->size()));
   info.layout = describe_layout(config_, groups_.topology);
   return info;
@@ -97,22 +119,24 @@ void RunCheckpoints::begin_save(const TrainState& state, const Progress& progres
   if (!config_.checkpoint.async) wait(log);
 }
 
-void RunCheckpoints::after_step(const TrainState& state, const Progress& progress, Log& log) {
+void RunCheckpoints::after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log) {
   if (!saves()) return;
   const int64_t every = config_.checkpoint.every;
-  if (every > 0 && progress.step % every == 0) return begin_save(state, progress, log);
-  report(saver_->poll(), log);
+  due_ = due_ || (every > 0 && progress.step % every == 0);
+  if (!due_ || changed_nothing) return report(saver_->poll(), log);
+  due_ = false;
+  begin_save(state, progress, log);
 }
 
-void RunCheckpoints::finish(const TrainState& state, const Progress& progress, Log& log) {
-  if (!saves()) return;
+std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progress& progress, Log& log) {
+  if (!saves()) return std::nullopt;
   wait(log);
-  if (saved_step_ == progress.step) return;
+  if (saved_step_ == progress.step) return std::nullopt;
   begin_save(state, progress, log);
   wait(log);
-  if (saved_step_ == progress.step) return;
-  throw Error(ErrorKind::kFault, format("the last checkpoint, of step {}, could not be written", progress.step),
-              saved_step_ ? format("the run can go on from step {}", *saved_step_) : "none was written");
+  if (saved_step_ == progress.step) return std::nullopt;
+  return Error(ErrorKind::kFault, format("the last checkpoint, of step {}, could not be written", progress.step),
+               saved_step_ ? format("the run can go on from step {}", *saved_step_) : "none was written");
 }
 
 void RunCheckpoints::wait(Log& log) {
@@ -125,6 +149,7 @@ void RunCheckpoints::report(const std::optional<SaveResult>& result, Log& log) {
     saved_step_ = result->step;
     log.info(format("saved step {}: {:.1f} MiB in {:.1f} s", result->step,
                     static_cast<double>(result->bytes) / (1 << 20), result->seconds));
+    if (!result->leftover.empty()) log.warn("old checkpoints could not be removed: " + result->leftover);
     return;
   }
   const std::string message =

@@ -13,10 +13,11 @@ namespace invar {
 
 // How far a run has come.
 struct Progress {
-  int64_t step = 0;           // finished steps
-  int64_t samples = 0;        // consumed
-  int64_t tokens = 0;         // trained on
-  int64_t skipped_steps = 0;  // of the finished ones
+  int64_t step = 0;             // finished steps
+  int64_t samples = 0;          // consumed
+  int64_t tokens = 0;           // trained on
+  int64_t skipped_steps = 0;    // of the finished ones
+  bool evaluation_due = false;  // that after the last step was broken off
 };
 
 // The checkpoints of a run: which one it starts from, and those that it saves.
@@ -26,21 +27,26 @@ class RunCheckpoints {
   // Error{kConfig} if the model or the numerics changed. Not collective.
   RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream);
 
-  bool resumes() const { return reader_ != nullptr; }
+  bool resumes() const { return resumes_; }
+  // Where the checkpoint stands; the start if there is none.
+  const Progress& start() const { return start_; }
   // Whether the run goes on in the folder that it saves to, so that its metrics go on too.
   bool continues_run() const { return continues_run_; }
   bool saves() const { return saver_ != nullptr; }
 
-  // Masters and moments of the state, and where it stands. Collective over the world.
-  Progress load(TrainState& state);
+  // Error{kData} if the ranks found different checkpoints. Collective over the world, before anything else that is.
+  void agree() const;
+  // Masters and moments of the state, after which the files are closed. Collective over the world.
+  void load(TrainState& state);
   // What a person should know of the resumption.
   void describe(Log& log) const;
 
-  // After a step: saves if it is due, or looks after the save in flight. Collective.
-  void after_step(const TrainState& state, const Progress& progress, Log& log);
-  // The last of the run: saves, unless this step is saved already, and waits. Error{kFault} if it cannot be written.
-  // Collective.
-  void finish(const TrainState& state, const Progress& progress, Log& log);
+  // After a step: saves if it is due, or looks after the save in flight. A step that changed nothing, because its loss
+  // was not finite, puts the save off: the weights may be to blame. Collective.
+  void after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log);
+  // The last of the run: saves, unless this step is saved already, and waits. An Error{kFault}, on every rank, if it
+  // cannot be written. Collective.
+  std::optional<Error> finish(const TrainState& state, const Progress& progress, Log& log);
   // Waits for a save in flight. Collective.
   void wait(Log& log);
 
@@ -53,9 +59,14 @@ class RunCheckpoints {
   const ProcessGroups& groups_;
   const Stream& stream_;
   std::unique_ptr<CheckpointReader> reader_;
+  std::filesystem::path path_;  // of what the run resumes from
+  Progress start_;
+  std::string saved_layout_;
   std::vector<ConfigChange> changes_;
+  bool resumes_ = false;
   bool imported_ = false;  // weights alone, of no run
   bool continues_run_ = false;
+  bool due_ = false;
   std::unique_ptr<CheckpointSaver> saver_;
   std::optional<int64_t> saved_step_;  // the last one that is complete
 };

@@ -32,6 +32,7 @@ class TrainState {
   DecoderModel& model() { return model_; }
   const ParameterTable& parameters() const { return model_.parameters(); }
   const RowOwnership& ownership() const { return ownership_; }
+  const AdamW& optimizer() const { return optimizer_; }
   const Stream& stream() const { return stream_; }
 
   // After the parameters' values were filled.

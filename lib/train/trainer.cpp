@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <fstream>
@@ -34,12 +35,25 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
     throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
-[[noreturn]] void refuse_nonfinite(const StepResult& result) {
-  throw Error(ErrorKind::kFault,
-              format("loss {} with gradient norm {}: not finite, {}; this step changed no weights", result.loss,
-                     result.grad_norm, result.nonfinite),
+// Then it is not the data of a step.
+constexpr int kMostSkipsInARow = 10;
+
+[[noreturn]] void refuse_nonfinite(const StepResult& result, int in_a_row) {
+  const std::string what = format("loss {} with gradient norm {}: not finite, {}; this step changed no weights",
+                                  result.loss, result.grad_norm, result.nonfinite);
+  if (in_a_row > 1) {
+    throw Error(ErrorKind::kFault, format("{}; the {} steps before it neither", what, in_a_row - 1),
+                "the weights are lost: resume from an earlier checkpoint with a lower optimizer.lr");
+  }
+  throw Error(ErrorKind::kFault, what,
               "lower optimizer.lr, lengthen schedule.warmup_steps, look at the data of this step, or leave such steps "
               "out with train.on_nonfinite: skip");
+}
+
+// What marks an export as this run's, which may replace it when it is started again.
+std::string export_owner(const Config& config) {
+  const std::string dir = checkpoint_dir(config).empty() ? config.log.dir : checkpoint_dir(config);
+  return dir.empty() ? "" : std::filesystem::weakly_canonical(dir).string();
 }
 
 std::string mib(int64_t bytes) {
@@ -56,6 +70,21 @@ struct Trainer::Output {
   std::unique_ptr<MetricsWriter> metrics;
   Progress progress;
   std::optional<double> spike;  // of the last step
+  int skips_in_a_row = 0;
+  bool metrics_fail = false;
+
+  // A full disk under the metrics does not end a run.
+  template <class Metrics>
+  void write(const Metrics& values) {
+    if (metrics == nullptr) return;
+    try {
+      metrics->write(values);
+      metrics_fail = false;
+    } catch (const Error& error) {
+      if (!metrics_fail) log.warn(format("{} ({}); training goes on", error.what(), error.hint()));
+      metrics_fail = true;
+    }
+  }
 };
 
 Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
@@ -66,7 +95,16 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
       checkpoints_(config, groups, stream),
       stop_(config.train, stop_signal) {
   const int world = groups.world->size();
-  train_source_ = make_token_source(config.data, token_request(config, Split::kTrain, world));
+  TokenRequest request = token_request(config, Split::kTrain, world);
+  const Progress& start = checkpoints_.start();  // of which another batch size may have been
+  request.samples_wanted =
+      start.samples + std::max<int64_t>(0, config.train.steps - start.step) * global_batch_size(config, world);
+  train_source_ = make_token_source(config.data, request);
+  if (checkpoints_.resumes() && config.log.dump_step > 0 && config.log.dump_step <= start.step) {
+    throw Error(ErrorKind::kConfig,
+                format("log.dump_step = {}, but the run resumes after step {}", config.log.dump_step, start.step),
+                "dump a later step, or resume from an earlier checkpoint");
+  }
   if (config.train.eval_every > 0) {
     validation_source_ = make_token_source(config.data, token_request(config, Split::kValidation, world));
   }
@@ -75,7 +113,8 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
   const std::string& export_dir = config.checkpoint.export_dir;
-  if (groups.world->rank() == 0 && !export_dir.empty()) prepare_hf_folder(export_dir, "checkpoint.export_dir");
+  if (groups.world->rank() == 0 && !export_dir.empty())
+    prepare_hf_folder(export_dir, "checkpoint.export_dir", export_owner(config));
 }
 
 void Trainer::fill_weights(TrainState& state) const {
@@ -107,13 +146,13 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
 }
 
 Ending Trainer::run(Log& log) {
+  checkpoints_.agree();
   const int rank = groups_.world->rank();
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank);
   describe(log, memory);
   TrainState state(config_, groups_, stream_, memory);
-  Progress progress;
   if (checkpoints_.resumes()) {
-    progress = checkpoints_.load(state);
+    checkpoints_.load(state);
   } else {
     fill_weights(state);
   }
@@ -124,7 +163,7 @@ Ending Trainer::run(Log& log) {
                 Throughput(flops, groups_.world->size()),
                 SpikeDetector(config_.train.spike_zscore),
                 nullptr,
-                progress,
+                checkpoints_.start(),
                 std::nullopt};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
@@ -132,8 +171,9 @@ Ending Trainer::run(Log& log) {
     output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, mode);
   }
   const Ending ending = train(state, output);
+  const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, log);
   if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
-  checkpoints_.finish(state, output.progress, log);
+  if (unsaved) throw *unsaved;
   return ending;
 }
 
@@ -143,6 +183,9 @@ Ending Trainer::train(TrainState& state, Output& output) {
   const int64_t first = progress.step;
   data.first_sample = progress.samples - first * global_batch_size(config_, groups_.world->size());
   if (first >= config_.train.steps) output.log.info(format("step {} is trained already", config_.train.steps));
+  if (progress.evaluation_due && validation_source_ != nullptr && !evaluate(state, output).empty()) {
+    return Ending::kStopped;
+  }
   while (progress.step < config_.train.steps) {
     const int64_t step = progress.step + 1;
     std::string stop;
@@ -150,7 +193,7 @@ Ending Trainer::train(TrainState& state, Output& output) {
     try {
       stop = train_step(state, data, output);
       if (stop.empty()) stop = stop_.reason(*groups_.world, progress.step - first);
-      if (stop.empty()) checkpoints_.after_step(state, progress, output.log);
+      if (stop.empty()) checkpoints_.after_step(state, progress, output.skips_in_a_row > 0, output.log);
     } catch (const Error& error) {
       failure = error.in(format("step {}", step));
     } catch (const std::exception& error) {
@@ -160,7 +203,7 @@ Ending Trainer::train(TrainState& state, Output& output) {
       output.log.error(failure->what());
       throw *failure;
     }
-    if (!stop.empty() && step < config_.train.steps) {
+    if (!stop.empty() && (step < config_.train.steps || progress.evaluation_due)) {
       output.log.info(format("stopping after step {}: {}", step, stop));
       return Ending::kStopped;
     }
@@ -184,9 +227,10 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
     };
   }
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
-  if (!result.nonfinite.empty() && config_.train.on_nonfinite == NonfinitePolicy::kStop) {
+  output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;
+  if (output.skips_in_a_row > (config_.train.on_nonfinite == NonfinitePolicy::kStop ? 0 : kMostSkipsInARow)) {
     checkpoints_.wait(output.log);
-    refuse_nonfinite(result);
+    refuse_nonfinite(result, output.skips_in_a_row);
   }
   const double seconds = seconds_since(start);
   ++progress.step;
@@ -231,7 +275,7 @@ void Trainer::report(const StepResult& result, double seconds, Output& output) c
   metrics.memory_peak_bytes = peak;
   metrics.skipped_steps = output.progress.skipped_steps;
   metrics.spike = output.spike;
-  if (output.metrics != nullptr) output.metrics->write(metrics);
+  output.write(metrics);
   output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
 }
 
@@ -239,20 +283,23 @@ void Trainer::report(const StepResult& result, double seconds, Output& output) c
 std::string Trainer::evaluate(TrainState& state, Output& output) const {
   const DataStream data = data_stream(*validation_source_, config_, Split::kValidation);
   std::string reason;
+  output.progress.evaluation_due = true;
   const auto stop = [&] {
     reason = stop_.reason(*groups_.world, 0);
     return !reason.empty();
   };
   const std::optional<double> loss = run_evaluation(state, config_, groups_, data, stop);
+  output.progress.evaluation_due = !loss;
   if (!loss || groups_.world->rank() != 0) return reason;
   const EvaluationMetrics metrics{output.progress.step, config_.train.steps, *loss};
-  if (output.metrics != nullptr) output.metrics->write(metrics);
+  output.write(metrics);
   output.log.info(console_line(metrics));
   return reason;
 }
 
 void Trainer::export_weights(const TrainState& state, Log& log) const {
   const std::filesystem::path folder = config_.checkpoint.export_dir;
+  if (groups_.world->rank() == 0) claim_hf_folder(folder, export_owner(config_));
   export_hf_weights(state.parameters(), groups_, stream_, folder);
   if (groups_.world->rank() != 0) return;
   write_text(folder / "config.json", to_hf_config(config_.model, config_.numerics.precision));

@@ -164,6 +164,43 @@ TEST_CASE("bf16: masters and moments keep their fp32 bits, and the weights are t
   CHECK(weights[0] == weights[1]);
 }
 
+TEST_CASE("A file holds what memory held: masters and both moments under their own names") {
+  const TemporaryFolder folder;
+  std::map<std::string, std::vector<float>> memory;  // of the embedding
+  const std::string embedding = "model.embed_tokens.weight";
+  on_ranks(qwen3(Precision::kF32), {1, false, 1},
+           [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
+             train_steps(state, groups, run);
+             save(state, groups, folder / "a", true);
+             const Weight& weight = state.parameters().weights().front();
+             REQUIRE(weight.parameters.front().name == embedding);
+             for (const AdamW::OwnState& own : state.optimizer().own_states()) {
+               if (&state.parameters().weight(own.weight) != &weight) continue;
+               const auto take = [&](const std::string& kind, const Tensor& values) {
+                 memory[kind + embedding].assign(values.data<float>(), values.data<float>() + 131 * 40);
+               };
+               take("model/", own.master);
+               take("optimizer/exp_avg/", own.exp_avg);
+               take("optimizer/exp_avg_sq/", own.exp_avg_sq);
+             }
+           });
+  REQUIRE(memory.size() == 3);
+  const CheckpointReader reader(find_checkpoint(folder / "a"));
+  for (const auto& [name, expected] : memory) {
+    std::vector<float> values(expected.size());
+    reader.read_rows(name, {0, 131}, values);
+    CHECK(values == expected);
+  }
+  on_ranks(qwen3(Precision::kF32), {1, false, 1}, [&](TrainState& state, const ProcessGroups&, const Config&) {
+    state.load(reader);
+    for (const AdamW::OwnState& own : state.optimizer().own_states()) {
+      if (state.parameters().weight(own.weight).parameters.front().name != embedding) continue;
+      const float* loaded = own.exp_avg_sq.data<float>();
+      CHECK(std::equal(loaded, loaded + 131 * 40, memory["optimizer/exp_avg_sq/" + embedding].begin()));
+    }
+  });
+}
+
 TEST_CASE("The index shows each tensor whole, as its virtual dataset") {
   const TemporaryFolder folder;
   on_ranks(gemma4(Precision::kF32), {4, true, 2},

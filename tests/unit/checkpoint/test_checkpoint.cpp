@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <fstream>
 #include <list>
+#include <numeric>
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checksum.h"
@@ -62,7 +63,7 @@ std::vector<StateTensor> some_tensors() {
 std::unique_ptr<Written> write_some(int ranks) {
   auto written = std::make_unique<Written>();
   CheckpointIndex& index = written->index;
-  index.info = {7, 28, 280, 1, "train:\n  steps: 9\n", "tensor 2 x data 1"};
+  index.info = {7, 28, 280, 1, true, "train:\n  steps: 9\n", "tensor 2 x data 1"};
   index.tensors = some_tensors();
   for (int rank = 0; rank < ranks; ++rank) {
     StatePart part{index.tensors, {}};
@@ -143,7 +144,9 @@ TEST_CASE("A flipped byte anywhere is noticed, or changes nothing") {
       for (const StateTensor& t : some_tensors()) {
         std::vector<float> values(static_cast<size_t>(t.rows() * t.cols()));
         reader.read_rows(t.name, {0, t.rows()}, values);
-        CHECK(values.back() == element(t, t.rows() - 1, t.cols() - 1));
+        std::vector<float> expected(values.size());
+        std::iota(expected.begin(), expected.end(), 0.0f);
+        CHECK(values == expected);
       }
     }
     write_file(shard, sound);

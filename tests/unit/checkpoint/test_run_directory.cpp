@@ -11,12 +11,11 @@ namespace {
 
 // As a save leaves it, before publish().
 void write_pending(const RunDirectory& directory, int64_t step, const std::string& content = "index") {
-  fs::create_directories(directory.pending_path_of(step));
+  directory.prepare(step);
   write_file(directory.pending_path_of(step) / "index.h5", content);
 }
 
 void save(const RunDirectory& directory, int64_t step, const std::string& content = "index") {
-  directory.prepare();
   write_pending(directory, step, content);
   directory.publish(step);
 }
@@ -45,6 +44,7 @@ TEST_CASE("Without `latest` the newest complete checkpoint counts; a name that i
   CHECK(directory.latest() == directory.path_of(20));
   fs::remove(directory.path_of(20) / "index.h5");
   CHECK(directory.latest() == directory.path_of(1));
+  save(directory, 2);
   folder.write("latest", "step_00000009\n");
   require_error(ErrorKind::kData, {"latest", "step_00000009"}, [&] { directory.latest(); });
   folder.write("latest", "../elsewhere\n");
@@ -57,15 +57,43 @@ TEST_CASE("What an interrupted save left is no checkpoint, and the next save rem
   save(directory, 1);
   write_pending(directory, 2);
   fs::create_directories(folder / "step_00000003.old");
-  folder.write("step_00000004.old/index.h5", "x");
+  folder.write("step_00000005/shard_00000.h5", "a removal that was interrupted");
   folder.write("notes.tmp", "not ours");
+  folder.write("step_7/index.h5", "not ours");
   CHECK(directory.steps() == std::vector<int64_t>{1});
-  directory.prepare();
+  directory.prepare(9);
   CHECK(!fs::exists(directory.pending_path_of(2)));
   CHECK(!fs::exists(folder / "step_00000003.old"));
-  CHECK(!fs::exists(folder / "step_00000004.old"));
+  CHECK(!fs::exists(folder / "step_00000005"));
+  CHECK(fs::is_empty(directory.pending_path_of(9)));
   CHECK(fs::exists(folder / "notes.tmp"));
+  CHECK(fs::exists(folder / "step_7"));
   CHECK(fs::exists(directory.path_of(1)));
+}
+
+TEST_CASE("A checkpoint that was moved aside for another, which never came, is still there") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  save(directory, 1);
+  save(directory, 2);
+  fs::rename(directory.path_of(2), folder / "step_00000002.old");
+  CHECK(directory.latest() == folder / "step_00000002.old");
+  directory.prepare(3);
+  CHECK(directory.latest() == directory.path_of(2));
+}
+
+TEST_CASE("One process at a time saves into a folder") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder / "run/checkpoints");
+  {
+    const RunDirectory::Lock lock = directory.lock();
+    CHECK(lock);
+    require_error(ErrorKind::kConfig, {"run/checkpoints", "another run"},
+                  [&] { directory.lock(std::chrono::milliseconds(1)); });
+  }
+  CHECK(directory.lock());
+  folder.write("file", "x");
+  require_error(ErrorKind::kFault, {"file/checkpoints"}, [&] { RunDirectory(folder / "file/checkpoints").lock(); });
 }
 
 TEST_CASE("A step that is saved again takes the place of the first") {
@@ -74,6 +102,7 @@ TEST_CASE("A step that is saved again takes the place of the first") {
   save(directory, 5, "first");
   save(directory, 5, "second");
   CHECK(read_file(directory.path_of(5) / "index.h5") == "second");
+  CHECK(directory.clean_up().empty());
   CHECK(!fs::exists(directory.path_of(5).string() + ".old"));
 }
 
@@ -107,6 +136,8 @@ TEST_CASE("A path means a checkpoint, a folder of them, or a run") {
   CHECK(find_checkpoint(directory.path_of(1)) == directory.path_of(1));
   CHECK(find_checkpoint(folder / "run/checkpoints") == directory.path_of(2));
   CHECK(find_checkpoint(folder / "run") == directory.path_of(2));
+  CHECK(find_checkpoint(directory.path_of(1).string() + "/") == directory.path_of(1));
+  CHECK(find_checkpoint(folder / "run/../run//") == directory.path_of(2));
   require_error(ErrorKind::kData, {"neither a checkpoint"}, [&] { find_checkpoint(folder.path()); });
   require_error(ErrorKind::kData, {"nowhere"}, [&] { find_checkpoint(folder / "nowhere"); });
 }
@@ -114,5 +145,5 @@ TEST_CASE("A path means a checkpoint, a folder of them, or a run") {
 TEST_CASE("A folder that cannot be made is told with its name") {
   const TemporaryFolder folder;
   folder.write("file", "x");
-  require_error(ErrorKind::kFault, {"file/checkpoints"}, [&] { RunDirectory(folder / "file/checkpoints").prepare(); });
+  require_error(ErrorKind::kFault, {"file/checkpoints"}, [&] { RunDirectory(folder / "file/checkpoints").prepare(1); });
 }

@@ -1,7 +1,7 @@
 #include <cstdlib>
 
-#include "core/pending_file.h"
 #include "checkpoint/safetensors.h"
+#include "core/pending_file.h"
 #include "safetensors_files.h"
 #include "support/errors.h"
 #include "support/temporary_folder.h"

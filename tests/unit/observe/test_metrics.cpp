@@ -1,3 +1,6 @@
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -141,6 +144,27 @@ TEST_CASE("A folder or disk that cannot be written is an error with its name") {
 }
 
 // INVAR_PYTHON chooses the interpreter.
+TEST_CASE("After a line that could not be written the next one is whole") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  writer.write(sample_step(1));
+  struct rlimit old {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit small = old;
+  small.rlim_cur = std::filesystem::file_size(folder / "metrics.jsonl") + 20;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const bool failed = error_of([&] { writer.write(sample_step(2)); }).has_value();
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, old_handler);
+  CHECK(failed);
+  writer.write(sample_step(3));
+  const std::vector<json> lines = lines_of(folder / "metrics.jsonl");
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0]["step"] == 1);
+  CHECK(lines[1]["step"] == 3);
+}
+
 TEST_CASE("tools/plot_metrics draws what is written here") {
   const char* chosen = std::getenv("INVAR_PYTHON");
   const std::string python = chosen != nullptr ? chosen : "python3";

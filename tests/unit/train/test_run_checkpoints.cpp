@@ -47,7 +47,7 @@ void on_ranks(const Config& config, const Body& body) {
 
 void save_steps(const Config& config, const std::vector<int64_t>& steps) {
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
-    for (const int64_t step : steps) checkpoints.after_step(state, {step, step * 4, step * 32, 0}, log);
+    for (const int64_t step : steps) checkpoints.after_step(state, {step, step * 4, step * 32, 0, false}, false, log);
     checkpoints.wait(log);
   });
 }
@@ -66,7 +66,9 @@ TEST_CASE("Steps that are due are saved, and a run finds where the last one stoo
   CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{20, 30});
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log&) {
     const bool resumes = checkpoints.resumes() && checkpoints.continues_run();
-    const Progress progress = checkpoints.load(state);
+    checkpoints.agree();
+    checkpoints.load(state);
+    const Progress progress = checkpoints.start();
     CHECK(resumes);
     CHECK(progress.step == 30);
     CHECK(progress.samples == 120);
@@ -77,19 +79,72 @@ TEST_CASE("Steps that are due are saved, and a run finds where the last one stoo
   config.checkpoint.resume = (folder / "c/step_00000020").string();
   config.checkpoint.dir = (folder / "other").string();
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log&) {
-    const Progress progress = checkpoints.load(state);
+    checkpoints.load(state);
+    const Progress progress = checkpoints.start();
     CHECK(progress.step == 20);
     CHECK(!checkpoints.continues_run());
   });
+}
+
+TEST_CASE("A run that began from another's checkpoint goes on from its own once it has some") {
+  const TemporaryFolder folder;
+  Config config = small_run(folder / "a");
+  save_steps(config, {10, 20});
+  config.checkpoint.resume = (folder / "a/step_00000010").string() + "/";
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState&, Log&) {  // back within the run
+    CHECK(checkpoints.start().step == 10);
+    CHECK(checkpoints.continues_run());
+  });
+  config.checkpoint.dir = (folder / "b").string();
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
+    CHECK(checkpoints.start().step == 10);
+    CHECK(!checkpoints.continues_run());
+    checkpoints.after_step(state, {30, 0, 0, 0, false}, false, log);
+    checkpoints.wait(log);
+  });
+  on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState&, Log&) {
+    CHECK(checkpoints.start().step == 30);
+    CHECK(checkpoints.continues_run());
+  });
+}
+
+TEST_CASE("Ranks that found different checkpoints say so instead of waiting for each other") {
+  const TemporaryFolder folder;
+  Config config = small_run(folder / "c");
+  save_steps(config, {10});
+  run_thread_ranks(2, [&](Communicator& world) {
+    Config mine = config;
+    if (world.rank() == 1) mine.checkpoint.resume = "never";
+    const ProcessGroups groups = make_process_groups(world, {2, 1});
+    const Stream stream(DeviceType::kCpu);
+    const RunCheckpoints checkpoints(mine, groups, stream);
+    const std::optional<Error> error = error_of([&] { checkpoints.agree(); });
+    CHECK(error.has_value());
+    CHECK(error->kind() == ErrorKind::kData);
+  });
+}
+
+TEST_CASE("After a step that changed nothing the save waits for one that did") {
+  const TemporaryFolder folder;
+  on_ranks(small_run(folder / "c"), [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
+    checkpoints.after_step(state, {10, 0, 0, 1, false}, true, log);
+    checkpoints.after_step(state, {11, 0, 0, 2, false}, true, log);
+    checkpoints.after_step(state, {12, 0, 0, 2, false}, false, log);
+    checkpoints.after_step(state, {13, 0, 0, 2, false}, false, log);
+    checkpoints.wait(log);
+  });
+  CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{12});
 }
 
 TEST_CASE("The last save is not repeated, and must succeed") {
   const TemporaryFolder folder;
   const Config config = small_run(folder / "c");
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
-    checkpoints.after_step(state, {10, 0, 0, 0}, log);
-    checkpoints.finish(state, {10, 0, 0, 0}, log);
-    checkpoints.finish(state, {13, 0, 0, 0}, log);
+    checkpoints.after_step(state, {10, 0, 0, 0, false}, false, log);
+    const bool again = checkpoints.finish(state, {10, 0, 0, 0, false}, log).has_value();
+    const bool later = checkpoints.finish(state, {13, 0, 0, 0, true}, log).has_value();
+    CHECK(!again);
+    CHECK(!later);
   });
   CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{10, 13});
 }
@@ -139,11 +194,13 @@ TEST_CASE("Another model or other numerics are refused with both values; another
   changed.optimizer.lr = 1e-5;
   changed.train.steps = 200;
   changed.train.global_batch_size = 8;
+  changed.train.seed = 5;
   changed.train.recompute = RecomputeKind::kFull;  // of no consequence
   on_ranks(changed, [&](RunCheckpoints& checkpoints, TrainState&, Log& log) { checkpoints.describe(log); });
   const std::string log = read_log(folder);
   CHECK(contains(log, "optimizer.lr: 0.0003 -> 1e-05"));
   CHECK(contains(log, "train.steps: 100 -> 200"));
+  CHECK(contains(log, "goes on at sample 40 of the new one"));
   CHECK(contains(log, "train.global_batch_size: 1 -> 8"));
   CHECK(!contains(log, "train.recompute: none -> "));
 }
