@@ -66,9 +66,9 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
 
 void RunCheckpoints::agree() const {
   const int64_t mine = resumes_ ? start_.step : -1;
-  const bool differs = all_reduce_value(*groups_.world, mine, ReduceOp::kMin) != mine ||
-                       all_reduce_value(*groups_.world, mine, ReduceOp::kMax) != mine;
-  if (all_reduce_value(*groups_.world, int64_t{differs}, ReduceOp::kMax) == 0) return;
+  const int64_t least = all_reduce_value(*groups_.world, mine, ReduceOp::kMin);
+  const int64_t most = all_reduce_value(*groups_.world, mine, ReduceOp::kMax);
+  if (least == most) return;
   const std::string found = resumes_ ? path_.string() : "no checkpoint";
   throw Error(ErrorKind::kData, format("this rank found {} to resume from, others found something else", found),
               "checkpoint.dir must lie on a file system that all hosts share, and all ranks need the same arguments");

@@ -183,9 +183,8 @@ Ending Trainer::train(TrainState& state, Output& output) {
   const int64_t first = progress.step;
   data.first_sample = progress.samples - first * global_batch_size(config_, groups_.world->size());
   if (first >= config_.train.steps) output.log.info(format("step {} is trained already", config_.train.steps));
-  if (progress.evaluation_due && validation_source_ != nullptr && !evaluate(state, output).empty()) {
-    return Ending::kStopped;
-  }
+  progress.evaluation_due = progress.evaluation_due && validation_source_ != nullptr;
+  if (progress.evaluation_due && !evaluate(state, output).empty()) return Ending::kStopped;
   while (progress.step < config_.train.steps) {
     const int64_t step = progress.step + 1;
     std::string stop;

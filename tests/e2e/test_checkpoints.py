@@ -4,8 +4,11 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import time
 import unittest
 
+import invar_job
 from invar_job import (FAILURE_SECONDS, RUN_SECONDS, SEQUENCE, JobTest, ids_of, is_alive, last_by_step,
                        read_safetensors_header, series, wait_until)
 
@@ -167,7 +170,71 @@ class Resume(CheckpointTest):
         self.recipe(checkpoint={"every": 2, "keep": 2, "keep_every": 6})
         self.train("run")
         self.assertEqual(sorted(path.name for path in (self.folder / "run" / "checkpoints").iterdir()),
-                         ["latest", *(f"step_{step:08}" for step in (6, 12, 18, 20))])
+                         ["latest", "lock", *(f"step_{step:08}" for step in (6, 12, 18, 20))])
+
+
+class SameCommand(CheckpointTest):
+    """What a requeued job does: the same command, until it is done."""
+
+    def test_from_imported_weights(self):
+        self.recipe()
+        self.train("first")
+        self.succeed("import", self.export("first"), "imported")
+        command = ["train", "run.yaml", "log.dir=run", "checkpoint.resume=imported"]
+        outcome = self.run_invar(*command, "train.exit_after_steps=8")
+        self.assertEqual(outcome.code, 75, outcome)
+        self.assertIn("fresh moments", outcome.stdout)
+        outcome = self.succeed(*command)
+        self.assertIn("resumed from run/checkpoints/step_00000008", outcome.stdout)
+        self.train("whole", "checkpoint.resume=imported")
+        self.check_same_run("run", "whole")
+
+    def test_done_and_started_again(self):
+        self.recipe()
+        command = ["train", "run.yaml", "log.dir=run", "checkpoint.export_dir=hf"]
+        self.succeed(*command)
+        before = (self.folder / "hf" / "model.safetensors").read_bytes()
+        self.succeed(*command)
+        self.assertEqual((self.folder / "hf" / "model.safetensors").read_bytes(), before)
+        self.fail_with(USAGE, "hf holds model.safetensors",
+                       arguments=["train", "run.yaml", "log.dir=other", "checkpoint.export_dir=hf"])
+
+    def test_an_evaluation_that_was_broken_off(self):
+        for step in (7, self.STEPS):
+            with self.subTest(step=step):
+                self.recipe()
+                run = f"run_{step}"
+                process = self.stalled(run, step)
+                process.send_signal(signal.SIGUSR1)
+                self.assertEqual(self.finish(process, time.monotonic(), FAILURE_SECONDS).code, 75)
+                self.assertEqual(series(self.folder / run, "validation_loss"), [])
+                self.succeed("train", "run.yaml", f"log.dir={run}", f"train.eval_every={step}", "train.eval_batches=2")
+                found = last_by_step(self.folder / run, "validation_loss")
+                self.assertEqual(sorted(found), sorted({step, 2 * step if 2 * step < self.STEPS else step, self.STEPS}))
+                whole = f"whole_{step}"
+                self.train(whole, f"train.eval_every={step}", "train.eval_batches=2")
+                self.assertEqual(found, last_by_step(self.folder / whole, "validation_loss"))
+
+    def test_another_job_in_the_folder(self):
+        self.recipe(parallel=TENSOR)
+        process = self.stalled("run", 7, ranks=2)
+        outcome = self.run_invar("train", "run.yaml", "log.dir=run", ranks=2, seconds=2 * FAILURE_SECONDS)
+        self.check_failure(outcome, USAGE, "run/checkpoints: another run saves its checkpoints here")
+        self.kill(process)
+        self.succeed("train", "run.yaml", "log.dir=run", ranks=2)
+
+    def test_ranks_that_see_different_folders(self):
+        self.recipe(parallel=TENSOR)
+        outcome = self.run_invar("train", "run.yaml", "log.dir=run", "train.exit_after_steps=6", ranks=2)
+        self.assertEqual(outcome.code, 75, outcome)
+        arguments = [invar_job.INVAR, "train", "run.yaml", "log.dir=run"]
+        since = time.monotonic()
+        process = subprocess.Popen([*invar_job.LAUNCH, "-n", "1", *arguments, ":", "-n", "1", *arguments,
+                                    "checkpoint.resume=never"], cwd=self.folder, env=invar_job.ENVIRONMENT, text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: invar_job.end(process) if process.poll() is None else None)
+        outcome = self.finish(process, since, FAILURE_SECONDS)
+        self.check_failure(outcome, DATA, "others found something else", "a file system that all hosts share")
 
 
 class Changes(CheckpointTest):
