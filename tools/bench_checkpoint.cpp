@@ -1,6 +1,6 @@
 // bench_checkpoint FOLDER [million parameters]: saves and loads the training state of a Qwen3 of that size (88, about
 // 1 GB of state, unless given) on one rank. Beside it what the machine does at best: the same bytes written and synced
-// in one piece, and copied in memory.
+// in one piece, copied in memory, and read again.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -54,6 +54,19 @@ void write_at_once(const fs::path& path, const std::vector<float>& values) {
     left -= static_cast<size_t>(written);
   }
   ::fsync(file);
+  ::close(file);
+}
+
+void read_at_once(const fs::path& path, std::vector<float>& values) {
+  const int file = ::open(path.c_str(), O_RDONLY);
+  char* next = reinterpret_cast<char*>(values.data());
+  size_t left = values.size() * sizeof(float);
+  while (left > 0) {
+    const ssize_t count = ::read(file, next, left);
+    if (count <= 0) std::abort();
+    next += count;
+    left -= static_cast<size_t>(count);
+  }
   ::close(file);
 }
 
@@ -123,6 +136,7 @@ int main(int argc, char** argv) {
   print("asynchronous save: until it is complete", async.seconds, sync.bytes);
   const CheckpointReader reader(find_checkpoint(folder));
   print("load, every checksum verified", seconds([&] { state.load(reader); }), sync.bytes);
+  print("  floor: the bytes read in one piece", seconds([&] { read_at_once(folder / "floor", copy); }), sync.bytes);
   fs::remove_all(folder);
   return 0;
 }

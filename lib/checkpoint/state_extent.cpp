@@ -3,8 +3,15 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/integer.h"
 
 namespace invar {
+namespace {
+
+// Columns that are stored as rows are moved a cache line's worth at a time.
+constexpr int64_t kUnitsTogether = 16;
+
+}  // namespace
 
 StateExtent::StateExtent(const StateTensor& tensor, std::vector<StateRun> runs)
     : tensor_(&tensor), runs_(std::move(runs)) {
@@ -30,27 +37,43 @@ void StateExtent::for_each_piece(const Rectangle& area, Copy copy) const {
       continue;
     }
     const int64_t block = tensor_->column_block;
-    for (int64_t unit = run.rows.begin; unit < run.rows.end; ++unit) {
-      const Range cols = intersect(Range{unit * block, (unit + 1) * block}, area.cols);
-      if (cols.empty()) continue;
-      float* stored = run.values + (unit - run.rows.begin) * tensor_->rows() * block + (cols.begin - unit * block);
+    const Range units =
+        intersect(run.rows, {area.cols.begin / block, ceil_div(std::max<int64_t>(0, area.cols.end), block)});
+    for (int64_t first = units.begin; first < units.end; first += kUnitsTogether) {
+      const int64_t end = std::min(first + kUnitsTogether, units.end);
       for (int64_t row = area.rows.begin; row < area.rows.end; ++row) {
-        copy(stored + row * block, (row - area.rows.begin) * width + cols.begin - area.cols.begin, cols.size());
+        for (int64_t unit = first; unit < end; ++unit) {
+          const Range cols = intersect(Range{unit * block, (unit + 1) * block}, area.cols);
+          float* stored = run.values + ((unit - run.rows.begin) * tensor_->rows() + row) * block;
+          copy(stored + cols.begin - unit * block, (row - area.rows.begin) * width + cols.begin - area.cols.begin,
+               cols.size());
+        }
       }
     }
   }
 }
 
+namespace {
+
+// Mostly one value, of a column.
+void copy_values(const float* from, int64_t count, float* to) {
+  if (count == 1) {
+    *to = *from;
+  } else {
+    std::copy(from, from + count, to);
+  }
+}
+
+}  // namespace
+
 void StateExtent::gather(const Rectangle& area, std::span<float> out) const {
-  for_each_piece(area, [&](const float* stored, int64_t at, int64_t count) {
-    std::copy(stored, stored + count, out.begin() + at);
-  });
+  for_each_piece(area,
+                 [&](const float* stored, int64_t at, int64_t count) { copy_values(stored, count, out.data() + at); });
 }
 
 void StateExtent::scatter(const Rectangle& area, std::span<const float> values) const {
-  for_each_piece(area, [&](float* stored, int64_t at, int64_t count) {
-    std::copy(values.begin() + at, values.begin() + at + count, stored);
-  });
+  for_each_piece(area,
+                 [&](float* stored, int64_t at, int64_t count) { copy_values(values.data() + at, count, stored); });
 }
 
 std::vector<StateExtent> extents_of(const StatePart& part) {
