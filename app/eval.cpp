@@ -64,6 +64,12 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
     config = eval_config(*reader, arguments.overrides, world.size());
     source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
   });
+  const int64_t step = reader->info().step;
+  const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
+  if (least != all_reduce_value(world, step, ReduceOp::kMax)) {
+    throw Error(ErrorKind::kData, format("{}: the latest checkpoint changed meanwhile", arguments.path),
+                "try again, or name one checkpoint");
+  }
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
   const ProcessGroups groups = make_process_groups(world, topology);
   const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));

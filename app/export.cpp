@@ -45,7 +45,7 @@ int export_checkpoint(const ExportArguments& arguments, MpiSession& session) {
   const Config config = load_config_text(reader.info().config, reader.folder().string());
   const Precision precision = export_precision(arguments.dtype, config);
   const DType dtype = precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
-  prepare_hf_folder(arguments.folder, "the export folder");
+  claim_hf_folder(arguments.folder, "the export folder", "");
   std::vector<SafetensorsSpec> specs;
   for (const StateTensor& tensor : reader.index().tensors) {
     if (tensor.name.starts_with(kWeights)) specs.push_back({tensor.name.substr(kWeights.size()), dtype, tensor.shape});

@@ -35,7 +35,9 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   try {
     ending = trainer->run(*log);
   } catch (...) {
-    (void)trainer.release();  // it would wait for what it is writing, and the other ranks for this one
+    // They would wait for what is being written, and the other ranks for this one. The process ends soon.
+    (void)trainer.release();
+    (void)new RunDirectory::Lock(std::move(lock));
     throw;
   }
   world.barrier();

@@ -55,7 +55,7 @@ std::string last_error() {
 
 PropertyId file_access() {
   PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
-  H5Pset_file_locking(access.get(), true, true);
+  H5Pset_file_locking(access.get(), false, true);
   return access;
 }
 

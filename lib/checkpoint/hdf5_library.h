@@ -48,7 +48,7 @@ std::string last_error();
                                const std::string& reason = last_error(),
                                std::source_location where = std::source_location::current());
 
-// Files are locked where the file system can; on a cluster's it often cannot.
+// Without locks on files, which a cluster's file system may refuse: a run's folder has a lock of its own.
 PropertyId file_access();
 
 hid_t file_type(DType dtype);

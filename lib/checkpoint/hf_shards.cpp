@@ -58,16 +58,19 @@ void prepare_hf_folder(const fs::path& folder, const std::string& key, const std
   fs::remove(probe, error);
 }
 
-void claim_hf_folder(const fs::path& folder, const std::string& owner) {
-  if (owner.empty()) return;
+void claim_hf_folder(const fs::path& folder, const std::string& key, const std::string& owner) {
+  prepare_hf_folder(folder, key, owner);  // others may have been quicker
+  std::error_code ignored;
   if (is_of(folder, owner)) {
-    std::vector<fs::path> old = {folder / safetensors::kIndexFile};
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-      if (entry.path().extension() == ".safetensors") old.push_back(entry.path());
+    fs::remove(folder / safetensors::kIndexFile, ignored);
+    for (fs::directory_iterator entry(folder, ignored), end; entry != end; entry.increment(ignored)) {
+      const std::string name = entry->path().filename().string();
+      const bool is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+      if (is_shard || name == safetensors::kSingleFile) fs::remove(entry->path(), ignored);
     }
-    for (const fs::path& path : old) fs::remove(path);
   }
-  std::ofstream(folder / kOwner) << owner << "\n";
+  fs::remove(folder / kOwner, ignored);
+  if (!owner.empty()) std::ofstream(folder / kOwner) << owner << "\n";
 }
 
 void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) {

@@ -152,7 +152,8 @@ std::string RunDirectory::clean_up() const {
     const std::optional<int64_t> old = step_of_left_over(name, kOld);
     if (old && is_complete(path) && is_incomplete(path_of(*old))) {
       fs::rename(path, path_of(*old), error);  // killed before the new one was in its place
-    } else if (old || step_of_left_over(name, kPending) || (step_of(name) && is_incomplete(path))) {
+    } else if ((old && (is_complete(path_of(*old)) || is_incomplete(path))) || step_of_left_over(name, kPending) ||
+               (step_of(name) && is_incomplete(path))) {
       remove_quietly(path, problems);
     }
   }
@@ -168,9 +169,10 @@ std::string RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) 
   for (int64_t i = 0; i < removable; ++i) {
     const int64_t old = complete[static_cast<size_t>(i)];
     if ((keep_every > 0 && old % keep_every == 0) || path_of(old) == named) continue;
-    // Its index first, so that no part of it can be taken for a checkpoint.
-    remove_quietly(path_of(old) / kIndexFile, problems);
-    remove_quietly(path_of(old), problems);
+    // Its index first, so that no part of it can be taken for a checkpoint. A link is all that goes of one kept
+    // elsewhere.
+    if (!fs::is_symlink(path_of(old))) remove_quietly(path_of(old) / kIndexFile, problems);
+    if (problems.empty()) remove_quietly(path_of(old), problems);
   }
   return problems;
 }
@@ -195,12 +197,12 @@ RunDirectory::Lock RunDirectory::lock(std::chrono::milliseconds patience) const 
   return lock;
 }
 
-fs::path find_checkpoint(const fs::path& given) {
-  fs::path path = given.lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // a slash at the end
-  if (is_complete(path)) return path;
-  if (const auto latest = RunDirectory(path).latest()) return *latest;
-  if (const auto latest = RunDirectory(path / "checkpoints").latest()) return *latest;
+fs::path find_checkpoint(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  const fs::path folder = normal.has_filename() ? normal : normal.parent_path();  // without a slash at the end
+  if (is_complete(folder)) return folder;
+  if (const auto latest = RunDirectory(folder).latest()) return *latest;
+  if (const auto latest = RunDirectory(folder / "checkpoints").latest()) return *latest;
   throw Error(
       ErrorKind::kData,
       format("{}: neither a checkpoint (a folder with {}) nor a folder of checkpoints", path.string(), kIndexFile),

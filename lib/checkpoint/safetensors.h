@@ -120,8 +120,9 @@ std::vector<HfShard> plan_hf_shards(const std::vector<SafetensorsSpec>& tensors,
 // Weights of another model are not overwritten: old shards beside a new file would make a folder of two; those that
 // claim_hf_folder() left for the same owner may be. Error{kConfig} names the folder as that which `key` gives.
 void prepare_hf_folder(const std::filesystem::path& folder, const std::string& key, const std::string& owner = "");
-// Right before the export: removes the owner's earlier one, and marks the folder as the owner's, unless that is empty.
-void claim_hf_folder(const std::filesystem::path& folder, const std::string& owner);
+// Right before the export: asks again, removes the owner's earlier model files, and marks the folder as the owner's, or
+// as nobody's if that is empty.
+void claim_hf_folder(const std::filesystem::path& folder, const std::string& key, const std::string& owner);
 
 // Writes model.safetensors.index.json for several shards, whose files must be there: the index comes last, it makes the
 // folder loadable. Nothing to write for one shard. Error{kData} if a model.safetensors lies there: loaders would

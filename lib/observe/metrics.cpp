@@ -37,7 +37,8 @@ void remove_torn_line(const fs::path& path) {
     --end;
   }
   stream.close();
-  if (end < size) fs::resize_file(path, end);
+  if (end < size) fs::resize_file(path, end, error);
+  if (error) fail(path, "cannot be mended", error.value());
 }
 
 }  // namespace

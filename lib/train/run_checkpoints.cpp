@@ -20,8 +20,11 @@ std::string describe_layout(const Config& config, const Topology& grid) {
                 config.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data);
 }
 
-bool lies_in(const fs::path& checkpoint, const std::string& dir) {
-  return !dir.empty() && fs::weakly_canonical(checkpoint.parent_path()) == fs::weakly_canonical(dir);
+// Whether a path, with or without a slash at its end, is a checkpoint of this folder, there or not.
+bool lies_in(const fs::path& path, const std::string& dir) {
+  if (dir.empty()) return false;
+  const fs::path checkpoint = fs::weakly_canonical(path / ".");
+  return checkpoint.parent_path() == fs::weakly_canonical(fs::path(dir) / ".");
 }
 
 // Once a run has checkpoints of its own, it goes on from them, however it began: the same command must lead on.
@@ -29,10 +32,10 @@ std::optional<fs::path> checkpoint_to_resume(const Config& config) {
   const std::string& resume = config.checkpoint.resume;
   if (resume == "never") return std::nullopt;
   const std::string dir = checkpoint_dir(config);
-  const std::optional<fs::path> own = dir.empty() ? std::nullopt : RunDirectory(dir).latest();
+  std::optional<fs::path> own = dir.empty() ? std::nullopt : RunDirectory(dir).latest();
   if (resume == "auto") return own;
-  const fs::path named = find_checkpoint(resume);
-  return own && !lies_in(named, dir) ? own : named;
+  if (own && !lies_in(resume, dir)) return own;
+  return find_checkpoint(resume);
 }
 
 }  // namespace
@@ -87,15 +90,16 @@ void RunCheckpoints::describe(Log& log) const {
   const std::string& resume = config_.checkpoint.resume;
   if (groups_.world->rank() != 0) return;
   if (resume != "auto" && continues_run_) {
-    const bool goes_back = lies_in(find_checkpoint(resume), checkpoint_dir(config_));
+    const bool goes_back = lies_in(resume, checkpoint_dir(config_));
     log.warn(goes_back ? "checkpoint.resume names a checkpoint of this run: started again so, it goes back there again"
                        : format("checkpoint.resume = {} was for the start; this run goes on from its own", resume));
   }
   bool data_moves = false;
   for (const ConfigChange& change : changes_) {
     log.info(format("  {}: {} -> {}", change.key, change.before, change.after));
+    const bool of_length = change.key == "train.steps" || change.key == "train.global_batch_size";
     data_moves = data_moves || change.key == "train.seed" || change.key == "train.sequence_length" ||
-                 change.key.starts_with("data.");
+                 change.key.starts_with("data.") || (of_length && config_.data.kind == DataKind::kMegatron);
   }
   if (data_moves) {
     log.warn(format("other data or another order of it: training goes on at sample {} of the new one", start_.samples));
@@ -128,15 +132,23 @@ void RunCheckpoints::after_step(const TrainState& state, const Progress& progres
   begin_save(state, progress, log);
 }
 
-std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progress& progress, Log& log) {
+std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progress& progress, bool suspect, Log& log) {
   if (!saves()) return std::nullopt;
   wait(log);
   if (saved_step_ == progress.step) return std::nullopt;
+  const std::string before = saved_step_ ? format("the run can go on from step {}", *saved_step_) : "none was written";
+  if (suspect && saved_step_) {
+    if (groups_.world->rank() == 0) {
+      log.warn(format("no checkpoint of step {}: the last steps changed nothing, and the weights may be to blame; {}",
+                      progress.step, before));
+    }
+    return std::nullopt;
+  }
   begin_save(state, progress, log);
   wait(log);
   if (saved_step_ == progress.step) return std::nullopt;
   return Error(ErrorKind::kFault, format("the last checkpoint, of step {}, could not be written", progress.step),
-               saved_step_ ? format("the run can go on from step {}", *saved_step_) : "none was written");
+               before);
 }
 
 void RunCheckpoints::wait(Log& log) {

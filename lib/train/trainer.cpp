@@ -35,6 +35,8 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
     throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
+constexpr const char* kExportKey = "checkpoint.export_dir";
+
 // Then it is not the data of a step.
 constexpr int kMostSkipsInARow = 10;
 
@@ -80,8 +82,8 @@ struct Trainer::Output {
     try {
       metrics->write(values);
       metrics_fail = false;
-    } catch (const Error& error) {
-      if (!metrics_fail) log.warn(format("{} ({}); training goes on", error.what(), error.hint()));
+    } catch (const std::exception& error) {
+      if (!metrics_fail) log.warn(format("{}; training goes on", error.what()));
       metrics_fail = true;
     }
   }
@@ -100,7 +102,8 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
   request.samples_wanted =
       start.samples + std::max<int64_t>(0, config.train.steps - start.step) * global_batch_size(config, world);
   train_source_ = make_token_source(config.data, request);
-  if (checkpoints_.resumes() && config.log.dump_step > 0 && config.log.dump_step <= start.step) {
+  const bool dumped = config.log.dump_step > 0 && config.log.dump_step <= start.step;
+  if (dumped && !checkpoints_.continues_run()) {
     throw Error(ErrorKind::kConfig,
                 format("log.dump_step = {}, but the run resumes after step {}", config.log.dump_step, start.step),
                 "dump a later step, or resume from an earlier checkpoint");
@@ -113,8 +116,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
   const std::string& export_dir = config.checkpoint.export_dir;
-  if (groups.world->rank() == 0 && !export_dir.empty())
-    prepare_hf_folder(export_dir, "checkpoint.export_dir", export_owner(config));
+  if (groups.world->rank() == 0 && !export_dir.empty()) prepare_hf_folder(export_dir, kExportKey, export_owner(config));
 }
 
 void Trainer::fill_weights(TrainState& state) const {
@@ -171,7 +173,7 @@ Ending Trainer::run(Log& log) {
     output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, mode);
   }
   const Ending ending = train(state, output);
-  const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, log);
+  const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, output.skips_in_a_row > 1, log);
   if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
   if (unsaved) throw *unsaved;
   return ending;
@@ -298,7 +300,7 @@ std::string Trainer::evaluate(TrainState& state, Output& output) const {
 
 void Trainer::export_weights(const TrainState& state, Log& log) const {
   const std::filesystem::path folder = config_.checkpoint.export_dir;
-  if (groups_.world->rank() == 0) claim_hf_folder(folder, export_owner(config_));
+  if (groups_.world->rank() == 0) claim_hf_folder(folder, kExportKey, export_owner(config_));
   export_hf_weights(state.parameters(), groups_, stream_, folder);
   if (groups_.world->rank() != 0) return;
   write_text(folder / "config.json", to_hf_config(config_.model, config_.numerics.precision));

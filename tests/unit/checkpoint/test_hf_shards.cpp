@@ -43,19 +43,21 @@ TEST_CASE("An export replaces its owner's earlier one, and nobody else's") {
   const TemporaryFolder folder;
   const std::filesystem::path hf = folder / "hf";
   prepare_hf_folder(hf, "key", "run a");
-  claim_hf_folder(hf, "run a");
+  claim_hf_folder(hf, "key", "run a");
   write_file(hf / "model-00001-of-00002.safetensors", "old");
   write_file(hf / "model.safetensors.index.json", "old");
   write_file(hf / "tokenizer.json", "the user's");
-  require_error(ErrorKind::kConfig, {"key = ", "holds model-00001-of-00002.safetensors"},
-                [&] { prepare_hf_folder(hf, "key", "run b"); });
-  require_error(ErrorKind::kConfig, {"holds model"}, [&] { prepare_hf_folder(hf, "key"); });
+  write_file(hf / "adapter_model.safetensors", "the user's");
+  require_error(ErrorKind::kConfig, {"key = ", "safetensors already"}, [&] { prepare_hf_folder(hf, "key", "run b"); });
+  require_error(ErrorKind::kConfig, {"safetensors already"}, [&] { prepare_hf_folder(hf, "key"); });
   prepare_hf_folder(hf, "key", "run a");
   CHECK(std::filesystem::exists(hf / "model-00001-of-00002.safetensors"));  // until the new one is about to come
-  claim_hf_folder(hf, "run a");
+  claim_hf_folder(hf, "key", "run a");
   CHECK(!std::filesystem::exists(hf / "model-00001-of-00002.safetensors"));
   CHECK(!std::filesystem::exists(hf / "model.safetensors.index.json"));
   CHECK(std::filesystem::exists(hf / "tokenizer.json"));
+  CHECK(std::filesystem::exists(hf / "adapter_model.safetensors"));
+  require_error(ErrorKind::kConfig, {"holds adapter_model"}, [&] { claim_hf_folder(hf, "key", "run b"); });
 }
 
 TEST_CASE("Tensors are cut into shards in their order") {

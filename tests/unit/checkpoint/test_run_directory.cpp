@@ -120,6 +120,18 @@ TEST_CASE("Pruning keeps the newest, the multiples of keep_every, and what `late
   }
 }
 
+TEST_CASE("Of a checkpoint that is kept elsewhere only the link is removed") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder / "c");
+  save(directory, 1);
+  fs::rename(directory.path_of(1), folder / "archive");
+  fs::create_directory_symlink(folder / "archive", directory.path_of(1));
+  save(directory, 2);
+  CHECK(directory.prune(2, 1, 0).empty());
+  CHECK(directory.steps() == std::vector<int64_t>{2});
+  CHECK(fs::exists(folder / "archive/index.h5"));
+}
+
 TEST_CASE("A run that went back does not count the checkpoints ahead of it") {
   const TemporaryFolder folder;
   const RunDirectory directory(folder.path());

@@ -102,6 +102,7 @@ TEST_CASE("A run that began from another's checkpoint goes on from its own once 
     checkpoints.after_step(state, {30, 0, 0, 0, false}, false, log);
     checkpoints.wait(log);
   });
+  fs::remove_all(folder / "a");  // no longer needed
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState&, Log&) {
     CHECK(checkpoints.start().step == 30);
     CHECK(checkpoints.continues_run());
@@ -141,10 +142,12 @@ TEST_CASE("The last save is not repeated, and must succeed") {
   const Config config = small_run(folder / "c");
   on_ranks(config, [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
     checkpoints.after_step(state, {10, 0, 0, 0, false}, false, log);
-    const bool again = checkpoints.finish(state, {10, 0, 0, 0, false}, log).has_value();
-    const bool later = checkpoints.finish(state, {13, 0, 0, 0, true}, log).has_value();
+    const bool again = checkpoints.finish(state, {10, 0, 0, 0, false}, false, log).has_value();
+    const bool later = checkpoints.finish(state, {13, 0, 0, 0, true}, false, log).has_value();
+    const bool suspect = checkpoints.finish(state, {15, 0, 0, 2, false}, true, log).has_value();
     CHECK(!again);
     CHECK(!later);
+    CHECK(!suspect);
   });
   CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{10, 13});
 }
