@@ -198,8 +198,8 @@ RunDirectory::Lock RunDirectory::lock(std::chrono::milliseconds patience) const 
 }
 
 fs::path find_checkpoint(const fs::path& path) {
-  const fs::path normal = path.lexically_normal();
-  const fs::path folder = normal.has_filename() ? normal : normal.parent_path();  // without a slash at the end
+  fs::path folder = path.lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // a slash at the end
   if (is_complete(folder)) return folder;
   if (const auto latest = RunDirectory(folder).latest()) return *latest;
   if (const auto latest = RunDirectory(folder / "checkpoints").latest()) return *latest;

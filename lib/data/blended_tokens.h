@@ -13,8 +13,7 @@ namespace invar {
 
 // The sources of data.blend, each as data.path of the same kind would be, in the order of Megatron's BlendedDataset.
 // - With weights, source d gives ceil(samples_wanted · weight) samples; megatron sources are laid out for 0.5 % more,
-// as
-//   Megatron does, and for more epochs where that does not suffice.
+//   as Megatron does, and for more epochs where that does not suffice.
 // - Without weights, each source weighs as many samples as it has. Megatron sources are then read once, so that the
 //   blend ends with them (a single one goes on into further epochs); flat ones go on.
 // - A flat source is shuffled within itself, epoch after epoch, as it is alone (Sampler).
