@@ -6,6 +6,7 @@
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/hdf5_file.h"
+#include "checkpoint/run_directory.h"
 #include "core/error.h"
 #include "core/pending_file.h"
 #include "core/tensor.h"
@@ -16,7 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kIndexFile = "index.h5";
 constexpr const char* kChecksumFile = "index.crc32";
 constexpr const char* kFormat = "invar checkpoint";
 constexpr int64_t kVersion = 1;

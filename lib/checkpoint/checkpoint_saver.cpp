@@ -10,11 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-template <class T>
-Tensor view_of(std::vector<T>& values) {
-  return Tensor(values.data(), DTypeOf<T>::value, DeviceType::kCpu, {std::ssize(values)});
-}
-
 // What went wrong, for a person; empty if nothing.
 std::string failure_of(const std::function<void()>& action) {
   try {
@@ -64,13 +59,13 @@ std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, cons
   const Clock::time_point start = Clock::now();
   flight_ = Flight{info, part.tensors, start, begin(info.step), {}, 0, {}, {}};
   if (!flight_->failure.empty()) return previous;
-  const auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
-                      state = options_.async ? host_copy(part) : part] {
+  auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
+                state = options_.async ? host_copy(part) : part] {
     Written written{{{rank, 0}, {}}, ""};
     written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
     return written;
   };
-  flight_->shard = std::async(launch_policy(), write);
+  flight_->shard = std::async(launch_policy(), std::move(write));
   return previous;
 }
 
@@ -146,7 +141,7 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
   CheckpointIndex index = gather(flight, shard);
   flight.bytes = all_reduce_value(world_, shard.file.bytes, ReduceOp::kSum);
   if (world_.rank() != 0) return;
-  const auto complete = [directory = directory_, options = options_, all = std::move(index)] {
+  auto complete = [directory = directory_, options = options_, all = std::move(index)] {
     Completed completed;
     completed.failure = failure_of([&] {
       write_index(directory.pending_path_of(all.info.step), all);
@@ -159,7 +154,7 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
     completed.leftover += trouble;
     return completed;
   };
-  flight.completion = std::async(launch_policy(), complete);
+  flight.completion = std::async(launch_policy(), std::move(complete));
 }
 
 SaveResult CheckpointSaver::finish() {

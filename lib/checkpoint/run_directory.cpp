@@ -25,7 +25,6 @@ constexpr std::string_view kPending = ".tmp";
 constexpr std::string_view kOld = ".old";
 constexpr const char* kLatest = "latest";
 constexpr const char* kLock = "lock";
-constexpr const char* kIndexFile = "index.h5";
 
 std::string name_of(int64_t step) {
   return format("{}{:08}", kPrefix, step);

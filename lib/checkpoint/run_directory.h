@@ -13,6 +13,9 @@
 
 namespace invar {
 
+// Of a checkpoint; a folder that has one is complete.
+inline constexpr const char* kIndexFile = "index.h5";
+
 // The folder of a run's checkpoints: step_00000100/, step_00000200/, ... and `latest`, a text file with the name of
 // one. A folder of that name is complete: it is written as step_00000100.tmp and renamed when all of it is on disk.
 class RunDirectory {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -68,5 +69,11 @@ class Tensor {
   int dims_ = 0;
   std::array<int64_t, kMaxDims> shape_{};
 };
+
+// (n), the host memory of a vector.
+template <class T>
+Tensor view_of(std::vector<T>& values) {
+  return Tensor(values.data(), DTypeOf<T>::value, DeviceType::kCpu, {std::ssize(values)});
+}
 
 }  // namespace invar

@@ -5,13 +5,6 @@
 namespace invar {
 namespace {
 
-Tensor view_of(std::vector<float>& values) {
-  return Tensor(values.data(), DType::kF32, DeviceType::kCpu, {std::ssize(values)});
-}
-Tensor view_of(std::vector<int64_t>& values) {
-  return Tensor(values.data(), DType::kI64, DeviceType::kCpu, {std::ssize(values)});
-}
-
 // The runs that this rank contributes: none if another rank's copy counts.
 std::vector<RowRun> contributed(const Parameter& parameter) {
   return parameter.counted() ? parameter.runs : std::vector<RowRun>{};

@@ -4,8 +4,9 @@
 
 namespace invar {
 
-std::string Topology::describe(int world_rank) const {
-  return format("rank {} (tensor {}, data {})", world_rank, tensor_rank(world_rank), data_rank(world_rank));
+std::string Topology::describe(bool sequence_parallel) const {
+  return format("tensor {}{} x data {}", tensor, sequence_parallel && tensor > 1 ? " with sequence parallelism" : "",
+                data);
 }
 
 std::unique_ptr<Communicator> GroupMaker::make(Communicator& parent, const std::vector<int>& colors,

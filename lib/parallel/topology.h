@@ -17,7 +17,8 @@ struct Topology {
   int world() const { return tensor * data; }
   int tensor_rank(int world_rank) const { return world_rank % tensor; }
   int data_rank(int world_rank) const { return world_rank / tensor; }
-  std::string describe(int world_rank) const;  // "rank 3 (tensor 1, data 1)"
+  // "tensor 2 with sequence parallelism x data 4"
+  std::string describe(bool sequence_parallel) const;
 };
 
 // Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers (a recording

@@ -15,11 +15,6 @@ Config with_batch_size(Config config, int world_size) {
   return config;
 }
 
-std::string describe_layout(const Config& config, const Topology& grid) {
-  return format("tensor {}{} x data {}", grid.tensor,
-                config.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data);
-}
-
 // Whether a path, with or without a slash at its end, is a checkpoint of this folder, there or not.
 bool lies_in(const fs::path& path, const std::string& dir) {
   if (dir.empty()) return false;
@@ -41,7 +36,7 @@ std::optional<fs::path> checkpoint_to_resume(const Config& config) {
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream)
-    : config_(config), groups_(groups), stream_(stream) {
+    : config_(config), groups_(groups) {
   const std::string dir = checkpoint_dir(config);
   if (const auto path = checkpoint_to_resume(config)) {
     resumes_ = true;
@@ -114,7 +109,7 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
   info.skipped_steps = progress.skipped_steps;
   info.evaluation_due = progress.evaluation_due;
   info.config = to_portable_yaml(with_batch_size(config_, groups_.world->size()));
-  info.layout = describe_layout(config_, groups_.topology);
+  info.layout = groups_.topology.describe(config_.parallel.sequence);
   return info;
 }
 

@@ -58,7 +58,6 @@ class RunCheckpoints {
 
   const Config& config_;
   const ProcessGroups& groups_;
-  const Stream& stream_;
   std::unique_ptr<CheckpointReader> reader_;
   std::filesystem::path path_;  // of what the run resumes from
   Progress start_;

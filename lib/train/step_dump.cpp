@@ -12,15 +12,9 @@ namespace {
 constexpr const char* kLogits = "logits";
 constexpr int64_t kBlockElements = 4 << 20;  // of an activation, gathered at once
 
-template <class T>
-Tensor view_of(std::vector<T>& values) {
-  return Tensor(values.data(), DTypeOf<T>::value, DeviceType::kCpu, {std::ssize(values)});
-}
-
 std::string layout_of(const Config& config, const ProcessGroups& groups) {
-  return format("tensor {} sequence {} data {} micro-batch {} recompute {}", groups.tensor->size(),
-                config.parallel.sequence ? "on" : "off", groups.data->size(), config.train.micro_batch_size,
-                config.train.recompute == RecomputeKind::kFull ? "full" : "none");
+  return format("{}, micro-batch {}, recompute {}", groups.topology.describe(config.parallel.sequence),
+                config.train.micro_batch_size, config.train.recompute == RecomputeKind::kFull ? "full" : "none");
 }
 
 // The rows of a parameter that this data rank owns, as (runs, values one after another); nothing where another rank's

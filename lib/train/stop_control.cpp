@@ -14,6 +14,7 @@ constexpr int64_t kSignal = 16;
 }  // namespace
 
 std::string StopControl::reason(Communicator& world, int64_t steps) const {
+  if (config_.exit_after_steps == 0 && config_.exit_after_minutes == 0 && signal_ == nullptr) return "";  // on any rank
   int64_t mine = kGoOn;
   if (config_.exit_after_steps > 0 && steps >= config_.exit_after_steps) mine = kSteps;
   const std::chrono::duration<double, std::ratio<60>> elapsed = std::chrono::steady_clock::now() - start_;

@@ -13,7 +13,8 @@ namespace invar {
 // signal, its clock) holds for all.
 class StopControl {
  public:
-  // signal: the last signal that asked for it, 0 if none; set by a handler, which app/ installs. Null: none can.
+  // signal: the last signal that asked for it, 0 if none; set by a handler, which app/ installs. Null, on all ranks:
+  // none can.
   StopControl(const TrainConfig& config, const volatile std::sig_atomic_t* signal)
       : config_(config), signal_(signal), start_(std::chrono::steady_clock::now()) {}
 

@@ -132,8 +132,7 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   std::istringstream resolved(to_yaml(config_));
   for (std::string line; std::getline(resolved, line);) log.info(line);
   const Topology& grid = groups_.topology;
-  log.info(format("{} ranks: tensor {}{} x data {}, {} threads each on {}", grid.world(), grid.tensor,
-                  config_.parallel.sequence && grid.tensor > 1 ? " with sequence parallelism" : "", grid.data,
+  log.info(format("{} ranks: {}, {} threads each on {}", grid.world(), grid.describe(config_.parallel.sequence),
                   stream_.threads(), name_of(stream_.device())));
   const int64_t batch = global_batch_size(config_, grid.world());
   log.info(format("batch: {} sequences of {} = {} tokens a step, {} micro-steps of {}", batch,

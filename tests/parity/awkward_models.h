@@ -4,6 +4,14 @@
 
 namespace invar::test {
 
+struct Layout {
+  int tensor = 1;
+  bool sequence = false;
+  int data = 1;
+  int64_t micro_batch = 1;
+  RecomputeKind recompute = RecomputeKind::kNone;
+};
+
 // Sizes that no layout divides without a rest.
 inline Config awkward_model(Precision precision) {
   Config config;

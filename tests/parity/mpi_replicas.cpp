@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "awkward_models.h"
 #include "support/catch.h"
 #include "support/mpi_world.h"
 #include "support/wrapped_communicator.h"
@@ -29,27 +30,15 @@ Topology layout_of(int world_size) {
   }
 }
 
-Config awkward_model(Precision precision, const Topology& layout) {
-  Config config;
-  config.model.vocab_size = 71;
-  config.model.hidden_size = 40;
+Config model_of(Precision precision, const Topology& layout) {
+  Config config = test::awkward_model(precision);
   config.model.intermediate_size = 150;
   config.model.num_hidden_layers = 6;
   config.model.num_attention_heads = 9;
-  config.model.num_key_value_heads = 3;
   config.model.head_dim = 32;
-  config.model.rope_theta = 1e4;
-  config.parallel.uneven = true;
   config.parallel.tensor = layout.tensor;
   config.parallel.data = layout.data;
   config.parallel.sequence = true;
-  config.numerics.precision = precision;
-  config.train.steps = 4;
-  config.train.sequence_length = 21;
-  config.train.global_batch_size = 12;
-  config.train.micro_batch_size = 1;
-  config.optimizer.lr = 1e-2;
-  config.schedule.kind = ScheduleKind::kConstant;
   return config;
 }
 
@@ -103,7 +92,7 @@ std::string kind_of(const std::string& name) {
 Copies train(Precision precision, bool ring_order) {
   Communicator& world = mpi_session().world();
   const Topology layout = layout_of(world.size());
-  const Config config = awkward_model(precision, layout);
+  const Config config = model_of(precision, layout);
   ProcessGroups groups = make_process_groups(world, layout);
   if (ring_order) groups.data = std::make_unique<RingOrder>(std::move(groups.data));
   const Stream stream(DeviceType::kCpu);

@@ -13,14 +13,6 @@ using namespace invar::test;
 
 namespace {
 
-struct Layout {
-  int tensor = 1;
-  bool sequence = false;
-  int data = 1;
-  int64_t micro_batch = 1;
-  RecomputeKind recompute = RecomputeKind::kNone;
-};
-
 struct Trajectory {
   std::vector<double> losses;
   std::vector<double> norms;

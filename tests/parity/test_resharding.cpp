@@ -16,13 +16,9 @@ using namespace invar::test;
 
 namespace {
 
-struct Layout {
-  int tensor = 1;
-  bool sequence = false;
-  int data = 1;
-
-  std::string name() const { return format("tp{}{}_dp{}", tensor, sequence ? "sp" : "", data); }
-};
+std::string name_of(const Layout& layout) {
+  return format("tp{}{}_dp{}", layout.tensor, layout.sequence ? "sp" : "", layout.data);
+}
 
 const std::vector<Layout> kLayouts = {{1, false, 1}, {2, true, 1},  {4, false, 1},
                                       {1, false, 2}, {2, false, 2}, {8, true, 1}};
@@ -111,7 +107,7 @@ bool has_values(const Tensors& tensors) {
 void check_all_pairs(const Config& config) {
   const TemporaryFolder folder;
   for (const Layout& from : kLayouts) {
-    const std::filesystem::path saved = folder / from.name();
+    const std::filesystem::path saved = folder / name_of(from);
     on_ranks(config, from, [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
       train_steps(state, groups, run);
       save(state, groups, saved, true);
@@ -119,8 +115,8 @@ void check_all_pairs(const Config& config) {
     const Tensors expected = logical_tensors(find_checkpoint(saved));
     CHECK(has_values(expected));
     for (const Layout& to : kLayouts) {
-      INFO(from.name() << " -> " << to.name());
-      const std::filesystem::path again = folder / (from.name() + "_" + to.name());
+      INFO(name_of(from) << " -> " << name_of(to));
+      const std::filesystem::path again = folder / (name_of(from) + "_" + name_of(to));
       on_ranks(config, to, [&](TrainState& state, const ProcessGroups& groups, const Config&) {
         state.load(CheckpointReader(find_checkpoint(saved)));
         save(state, groups, again, false);

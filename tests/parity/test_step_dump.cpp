@@ -114,7 +114,8 @@ TEST_CASE("a dump says what it is of, and is the same bytes each time") {
   CHECK((read_file(path) == read_file(dump_first_step(reference, layout, second.path()))));
   const Hdf5Reader reader(path);
   CHECK(reader.integer_attribute("step") == 1);
-  CHECK(reader.text_attribute("layout") == "tensor 2 sequence on data 2 micro-batch 1 recompute none");
+  CHECK(reader.text_attribute("layout") ==
+        "tensor 2 with sequence parallelism x data 2, micro-batch 1, recompute none");
   CHECK(reader.text_attribute("precision") == "fp32");
   CHECK(reader.text_attribute("version").has_value());
   CHECK(reader.info("logits").shape == std::vector<int64_t>{4, 32, 250});  // without padding

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "comm/thread_communicator.h"
+#include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
 #include "train/step.h"
@@ -20,26 +21,13 @@ double usual_loss(size_t i) {
   return i % 2 == 0 ? 1.9 : 2.1;
 }
 
-Config small_model() {
-  Config config;
-  config.model.vocab_size = 64;
-  config.model.hidden_size = 32;
-  config.model.intermediate_size = 64;
-  config.model.num_hidden_layers = 3;
-  config.model.num_attention_heads = 4;
-  config.model.num_key_value_heads = 2;
-  config.model.head_dim = 8;
-  config.numerics.precision = Precision::kF32;
-  config.train.steps = 1;
-  config.train.sequence_length = 8;
-  config.train.global_batch_size = 2;
-  return config;
-}
-
 // The result of a step on TP=2 + SP, DP=2 after poison() changed the weights of one rank.
 StepResult step_with(const std::function<void(const ParameterTable&)>& poison) {
-  Config config = small_model();
-  config.parallel = {2, true, 2, 1, false};
+  Config config = small_model(3);
+  config.parallel.sequence = true;
+  config.parallel.data = 2;
+  config.train.steps = 1;
+  config.train.global_batch_size = 2;
   StepResult seen;
   run_thread_ranks(4, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {2, 2});

@@ -1,6 +1,7 @@
 #include "train/run_checkpoints.h"
 
 #include "comm/thread_communicator.h"
+#include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
 #include "support/temporary_folder.h"
@@ -13,18 +14,8 @@ namespace fs = std::filesystem;
 namespace {
 
 Config small_run(const fs::path& dir) {
-  Config config;
-  config.model.vocab_size = 64;
-  config.model.hidden_size = 32;
-  config.model.intermediate_size = 64;
-  config.model.num_hidden_layers = 1;
-  config.model.num_attention_heads = 4;
-  config.model.num_key_value_heads = 2;
-  config.model.head_dim = 8;
-  config.numerics.precision = Precision::kF32;
-  config.parallel.tensor = 2;
+  Config config = small_model(1);
   config.train.steps = 100;
-  config.train.sequence_length = 8;
   config.checkpoint.dir = dir.string();
   config.checkpoint.every = 10;
   return config;
