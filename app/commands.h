@@ -98,9 +98,6 @@ struct ReportedElsewhere {
 // SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
 void together(Communicator& world, const std::function<void()>& part);
 
-// Error{kConfig} if this build has no such device.
-void check_device(const Config& config);
-
 // Threads for one rank: OMP_NUM_THREADS, else the host's cores shared among its ranks.
 int threads_per_rank(int ranks_on_host);
 

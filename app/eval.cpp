@@ -4,6 +4,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/rank_device.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/run_directory.h"
 #include "config/resolved.h"
@@ -48,7 +49,7 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
   apply_overrides(config, overrides);
   validate(config, world_size);
-  check_device(config);
+  choose_device(config);
   return config;
 }
 
@@ -71,9 +72,10 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
                 "try again, or name one checkpoint");
   }
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
-  const ProcessGroups groups = make_process_groups(world, topology);
-  const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
-  TrainState state(config, groups, stream, measure_memory(config, topology, world.rank()));
+  const RankDevice device = open_device(config, session);
+  const ProcessGroups groups = make_process_groups(*device.world, topology);
+  TrainState state(config, groups, device.stream,
+                   measure_memory(config, topology, world.rank(), device.stream.device()));
   state.load(*reader);
   const std::optional<double> loss =
       run_evaluation(state, config, groups, data_stream(*source, config, Split::kValidation));

@@ -1,6 +1,7 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/layout_matrix.h"
+#include "app/rank_device.h"
 #include "app/reference_case.h"
 #include "comm/thread_communicator.h"
 #include "config/resolved.h"
@@ -59,9 +60,9 @@ AgreementTable compare(const ReferenceCase& reference, const Config& config, Com
 
 AgreementTable run_on_threads(const ReferenceCase& reference, const Config& config, int ranks) {
   AgreementTable table;
-  const Stream stream(DeviceType::kCpu, threads_per_rank(ranks));
   run_thread_ranks(ranks, [&](Communicator& world) {
-    AgreementTable mine = compare(reference, config, world, stream);
+    const RankDevice device = open_thread_device(config, world, threads_per_rank(ranks));
+    AgreementTable mine = compare(reference, config, *device.world, device.stream);
     if (world.rank() == 0) table = std::move(mine);
   });
   return table;
@@ -112,7 +113,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     reference = std::make_unique<ReferenceCase>(arguments.case_dir);
     config = reference->config();
     apply_overrides(config, arguments.overrides);
-    check_device(config);
+    choose_device(config);
     validate(config, ranks);  // before a matrix: its first layout
   });
   if (arguments.matrix) return run_matrix(*reference, config);
@@ -121,8 +122,8 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
   if (arguments.thread_ranks > 0) {
     table = run_on_threads(*reference, config, ranks);
   } else {
-    const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
-    table = compare(*reference, config, world, stream);
+    const RankDevice device = open_device(config, session);
+    table = compare(*reference, config, *device.world, device.stream);
   }
   if (world.rank() == 0) {
     print_line(format("{} on {} ranks: {}", arguments.case_dir, ranks, describe(config, ranks)));

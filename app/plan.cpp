@@ -2,6 +2,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/rank_device.h"
 #include "config/resolved.h"
 #include "config/units.h"
 #include "config/validation.h"
@@ -20,6 +21,11 @@ std::string grouped(int64_t value) {
 
 std::string mib(int64_t bytes) {
   return format("{:>11.1f}", static_cast<double>(bytes) / (1 << 20));
+}
+
+// Planned for GPUs where there are some, or where the config asks for them: a login node has none.
+DeviceType planned_device(const Config& config) {
+  return config.device == DeviceChoice::kCuda ? DeviceType::kCuda : choose_device(config);
 }
 
 void print_summary(const Config& config, const Topology& grid) {
@@ -74,7 +80,7 @@ void print_ranks(const Config& config, const Topology& grid) {
   print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
                     "optimizer", "activations", "scratch", "constants", "total"));
   for (int rank = 0; rank < grid.tensor; ++rank) {
-    const MemorySizes m = measure_memory(config, grid, rank);
+    const MemorySizes m = measure_memory(config, grid, rank, planned_device(config));
     print_line(format("{:>4} {} {} {} {} {} {} {}  {}", rank, mib(m.parameters), mib(m.gradients), mib(m.optimizer),
                       mib(m.saved), mib(m.scratch), mib(m.constants), mib(m.total()), part_of(config, rank)));
   }
@@ -94,7 +100,7 @@ void print_grid(const Topology& grid) {
 
 void print_traffic(const Config& config, const Topology& grid) {
   TrafficTable traffic;
-  measure_memory(config, grid, 0, &traffic);
+  measure_memory(config, grid, 0, planned_device(config), &traffic);
   print_line("");
   print_line("sent by rank 0: tensor groups in one micro-step, data groups in one step");
   for (const auto& [name, sent] : traffic) {

@@ -139,7 +139,7 @@ class ActivationComparison : public TensorSink {
     const bool is_logits = name == "logits";
     const int64_t first_col = is_logits ? vocabulary_.begin : 0;
     const int64_t cols = reference_.expected().info(name).shape.back();
-    const std::vector<float> values = read_f32(local, {0, local.numel()});
+    const std::vector<float> values = read_f32(Stream(DeviceType::kCpu), local, {0, local.numel()});
     for (int64_t row = 0; row < local.dim(0); ++row) {
       const int64_t token = first_sample_ * s + first_row + row;  // in the global batch
       for (int64_t col = first_col; col < std::min(cols, first_col + local.dim(1)); ++col) {
@@ -209,7 +209,7 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
     Agreement& agreement = table[gradient_kind(parameter.name)];
     for (const RowOwnership::Bucket& bucket : state.ownership().buckets()) {
       const Range own = intersect(elements, bucket.owned(data_rank));
-      const std::vector<float> got = read_f32(gradients, own);
+      const std::vector<float> got = read_f32(state.stream(), gradients, own);
       for (int64_t i = 0; i < own.size(); ++i) {
         const float expected = want[static_cast<size_t>(own.begin - elements.begin + i)];
         agreement.add(std::abs(double{got[static_cast<size_t>(i)]} - expected), reference.gradient_band());
@@ -277,8 +277,8 @@ bool all_hold(const AgreementTable& table) {
 AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
                                       const Stream& stream, const Intervention& intervention) {
   Communicator& world = *groups.world;
-  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-  load_hf_weights(state.parameters(), SafetensorsReader(config.model.hf_path));
+  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank(), stream.device()));
+  load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
   state.adopt_values();
   if (intervention.prepared) intervention.prepared(state);
 

@@ -48,11 +48,6 @@ void release_stop_signals() {
   for (const int number : kStopSignals) signal(number, SIG_DFL);
 }
 
-void check_device(const Config& config) {
-  if (config.device != DeviceChoice::kCuda) return;
-  throw Error(ErrorKind::kConfig, "device = cuda, but this invar was built without CUDA", "set device: cpu");
-}
-
 int threads_per_rank(int ranks_on_host) {
   if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
     if (const int threads = std::atoi(text); threads > 0) return threads;

@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "app/commands.h"
+#include "app/rank_device.h"
 #include "checkpoint/run_directory.h"
 #include "config/resolved.h"
 #include "config/validation.h"
@@ -16,20 +17,20 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   together(world, [&] {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, world.size());
-    check_device(config);
+    choose_device(config);
     const std::string dir = checkpoint_dir(config);
     if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
   });
   const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
-  const ProcessGroups groups = make_process_groups(world, topology);
-  const Stream stream(DeviceType::kCpu, threads_per_rank(session.local_size()));
+  const RankDevice device = open_device(config, session);
+  const ProcessGroups groups = make_process_groups(*device.world, topology);
 
   const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
   std::unique_ptr<Trainer> trainer;
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    trainer = std::make_unique<Trainer>(config, groups, stream, signal);
+    trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
   });
   Ending ending{};
   try {

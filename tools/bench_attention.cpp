@@ -53,7 +53,7 @@ class Bench {
     region_.set_tokens(sequence);
     rope_.cos = memory_.allocate("cos", DType::kF32, {sequence, kHeadDim / 2});
     rope_.sin = memory_.allocate("sin", DType::kF32, {sequence, kHeadDim / 2});
-    ops::fill_rope_table(rope_, 1e4, kHeadDim, kHeadDim / 2);
+    ops::fill_rope_table(stream_, rope_, 1e4, kHeadDim, kHeadDim / 2);
     AttentionSpec spec;
     spec.prefix = "bench.";
     spec.hidden_size = kHidden;

@@ -60,7 +60,7 @@ std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, cons
   flight_ = Flight{info, part.tensors, start, begin(info.step), {}, 0, {}, {}};
   if (!flight_->failure.empty()) return previous;
   auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
-                state = options_.async ? host_copy(part) : part] {
+                state = options_.async && part.host_copy == nullptr ? host_copy(part) : part] {
     Written written{{{rank, 0}, {}}, ""};
     written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
     return written;
@@ -126,7 +126,7 @@ StatePart CheckpointSaver::host_copy(const StatePart& part) {
     total += sizes.back();
   }
   copy_.resize(static_cast<size_t>(total));
-  StatePart copied{part.tensors, part.runs};
+  StatePart copied{part.tensors, part.runs, {}};
   float* next = copy_.data();
   for (size_t i = 0; i < part.runs.size(); ++i) {
     std::copy(part.runs[i].values, part.runs[i].values + sizes[i], next);

@@ -23,14 +23,6 @@ void check_shape(const SafetensorsReader& reader, const Parameter& parameter) {
               "the model section does not describe these weights; set model.hf_path to their folder");
 }
 
-void store(const Tensor& flat, Range elements, std::span<const float> values) {
-  if (flat.dtype() == DType::kF32) {
-    std::copy(values.begin(), values.end(), flat.data<float>() + elements.begin);
-  } else {
-    std::transform(values.begin(), values.end(), flat.data<BF16>() + elements.begin, [](float x) { return BF16(x); });
-  }
-}
-
 bool equal_tensors(const SafetensorsReader& reader, const std::string& a, const std::string& b) {
   const SafetensorsInfo& info = reader.info(a);
   if (info.shape != reader.info(b).shape) return false;
@@ -97,7 +89,7 @@ std::vector<float> read_run(const SafetensorsReader& reader, const std::string& 
   return stored;
 }
 
-void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader) {
+void load_hf_weights(const ParameterTable& table, const Stream& stream, const SafetensorsReader& reader) {
   std::set<std::string> known;
   for (const Weight& weight : table.weights()) {
     for (const Parameter& parameter : weight.parameters) {
@@ -108,7 +100,8 @@ void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reade
   refuse_unknown(reader, known, table.unused());
   if (table.flat_values().is_meta()) return;
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
-    store(table.flat_values(), elements, read_run(reader, name_in_file(reader, parameter.name), parameter, run));
+    const std::vector<float> values = read_run(reader, name_in_file(reader, parameter.name), parameter, run);
+    write_f32(stream, values, table.flat_values(), elements);
   });
 }
 

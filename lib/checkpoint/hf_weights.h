@@ -14,7 +14,7 @@ namespace invar {
 // unused; and in the file of a multimodal model, whose text tensors are named model.language_model. instead of model.,
 // the towers and embedders of vision and audio. Throws Error{kData} naming file and tensor. On a table of meta tensors
 // it only checks. Not collective.
-void load_hf_weights(const ParameterTable& table, const SafetensorsReader& reader);
+void load_hf_weights(const ParameterTable& table, const Stream& stream, const SafetensorsReader& reader);
 
 // What the files call a tensor of the text model.
 std::string name_in_file(const SafetensorsReader& reader, const std::string& name);

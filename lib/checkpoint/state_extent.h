@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +39,7 @@ struct StateRun {
 struct StatePart {
   std::vector<StateTensor> tensors;
   std::vector<StateRun> runs;
+  std::shared_ptr<std::vector<float>> host_copy{};  // what the runs point into, if not the state itself
 };
 
 // A rectangle of a logical tensor, row-major: the form in which tensors lie in files.

@@ -147,6 +147,13 @@ struct LogConfig {
   bool operator==(const LogConfig&) const = default;
 };
 
+struct CommConfig {
+  double timeout = 600;      // seconds for a collective on GPUs, after which the job ends
+  bool synchronous = false;  // every collective on GPUs waits until it is done: for debugging
+
+  bool operator==(const CommConfig&) const = default;
+};
+
 struct Config {
   ModelConfig model;
   ParallelConfig parallel;
@@ -158,6 +165,7 @@ struct Config {
   DataConfig data;
   CheckpointConfig checkpoint;
   LogConfig log;
+  CommConfig comm;
 
   // Where each given key came from, by "section.key": "qwen3.yaml:12" or "argument train.steps=5". For messages only.
   std::map<std::string, std::string> origin;

@@ -155,6 +155,11 @@ constexpr Key kKeys[] = {
     {"checkpoint", "export_dir", at<&C::checkpoint, &CheckpointConfig::export_dir>,
      "Hugging Face folder written at the end of training"},
 
+    {"comm", "timeout", at<&C::comm, &CommConfig::timeout>,
+     "seconds a collective between GPUs may take before every rank says where it is and the job ends"},
+    {"comm", "synchronous", at<&C::comm, &CommConfig::synchronous>,
+     "wait for every collective between GPUs: for debugging; the bits are the same"},
+
     {"log", "dir", at<&C::log, &LogConfig::dir>, "run folder: resolved config, metrics.jsonl, log.txt"},
     {"log", "every", at<&C::log, &LogConfig::every>, "steps between console lines"},
     {"log", "dump_step", at<&C::log, &LogConfig::dump_step>,

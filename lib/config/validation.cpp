@@ -213,6 +213,14 @@ void check_output(const Config& config) {
   }
 }
 
+void check_comm(const Config& config) {
+  check_positive(config, "comm.timeout", config.comm.timeout, UsedAs::kF64);
+  if (config.device != DeviceChoice::kCpu) return;
+  for (const std::string_view key : {"comm.timeout", "comm.synchronous"}) {
+    refuse_if_set(config, key, "with device: cpu");
+  }
+}
+
 }  // namespace
 
 void validate(const Config& config, int world_size) {
@@ -225,6 +233,7 @@ void validate(const Config& config, int world_size) {
   check_data_source(config);
   check_evaluation(config);
   check_output(config);
+  check_comm(config);
 }
 
 }  // namespace invar

@@ -4,21 +4,29 @@
 
 #include <utility>
 
+#include "device/device.h"
+
 namespace invar {
+namespace {
+
+// Anonymous pages come zeroed, page-aligned, and cost nothing until touched. Null if they cannot be had.
+void* map_pages(int64_t bytes) {
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+}  // namespace
 
 Arena::Arena(std::string name, DeviceType device, int64_t capacity_bytes)
     : name_(std::move(name)), device_(device), capacity_(capacity_bytes) {
-  INVAR_CHECK(device != DeviceType::kCuda, "arena '{}': built without CUDA", name_);
   if (device_ == DeviceType::kMeta || capacity_ == 0) return;
-  // Anonymous pages come zeroed, page-aligned, and cost nothing until touched.
-  void* memory =
-      mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  base_ =
+      static_cast<std::byte*>(device_ == DeviceType::kCuda ? allocate_cuda_memory(capacity_) : map_pages(capacity_));
+  if (base_ == nullptr) {
     throw Error(
         ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
         "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or train.recompute: full");
   }
-  base_ = static_cast<std::byte*>(memory);
 }
 
 Arena::Arena(Arena&& other) noexcept
@@ -40,7 +48,12 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 }
 
 Arena::~Arena() {
-  if (base_ != nullptr) munmap(base_, static_cast<size_t>(capacity_));
+  if (base_ == nullptr) return;
+  if (device_ == DeviceType::kCuda) {
+    free_cuda_memory(base_);
+  } else {
+    munmap(base_, static_cast<size_t>(capacity_));
+  }
 }
 
 Tensor Arena::allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape) {

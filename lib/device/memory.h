@@ -2,9 +2,12 @@
 
 #include <cstdint>
 
+#include "device/stream.h"
+
 namespace invar {
 
-// The most host memory that this process has had resident, in bytes.
-int64_t peak_memory_bytes();
+// The most memory that this process has had, in bytes: resident host memory; on CUDA that of the GPU in use now, which
+// does not shrink.
+int64_t peak_memory_bytes(const Stream& stream);
 
 }  // namespace invar

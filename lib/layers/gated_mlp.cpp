@@ -67,11 +67,16 @@ Tensor GatedMlp::forward(const LayerContext& ctx, const Tensor& x, Saved& saved)
 Tensor GatedMlp::backward(const LayerContext& ctx, const Tensor& x, Saved& saved, const Tensor& d_y) const {
   const Tensor d_act =
       ctx.scratch.allocate("d_ffn activation", ctx.activation, {saved.gate_up.dim(0), saved.gate_up.dim(1) / 2});
+  const auto activation = [&] {
+    const Tensor act = ctx.scratch.allocate("ffn activation", ctx.activation, {d_act.dim(0), d_act.dim(1)});
+    ops::gated_activation_backward(ctx.stream, spec_.activation, d_act, saved.gate_up, spec_.block_width, saved.gate_up,
+                                   act);
+    return act;
+  };
   {
     const ArenaScope scope(ctx.scratch);
-    down_.backward(ctx, activate(ctx, saved), d_y, d_act);
+    down_.backward(ctx, activation, d_y, d_act);
   }
-  ops::gated_activation_backward(ctx.stream, spec_.activation, d_act, saved.gate_up, spec_.block_width, saved.gate_up);
   return gate_up_.backward(ctx, x, saved.gate_up);
 }
 

@@ -23,4 +23,7 @@ struct LayerContext {
   TensorSink* sink = nullptr;  // parity tools listen here
 };
 
+// Hands rows of an activation to the sink that wants them, in host memory; see TensorSink.
+void offer(const LayerContext& ctx, const std::string& name, const Tensor& local, int64_t first_row);
+
 }  // namespace invar

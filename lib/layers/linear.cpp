@@ -34,11 +34,12 @@ Tensor RowParallelLinear::forward(const LayerContext& ctx, const Tensor& x) cons
   return ctx.region.reduce(ctx.stream, ctx.scratch, y, ctx.activation);
 }
 
-void RowParallelLinear::backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y, const Tensor& d_x) const {
+void RowParallelLinear::backward(const LayerContext& ctx, const std::function<Tensor()>& x, const Tensor& d_y,
+                                 const Tensor& d_x) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor d_y_all = ctx.region.gather(ctx.stream, ctx.scratch, d_y);
   matmul(ctx.stream, d_y_all, Transpose::kNo, ctx.weights.acquire_backward(weight_), Transpose::kYes, d_x);
-  matmul(ctx.stream, x, Transpose::kYes, d_y_all, Transpose::kNo, ctx.weights.gradient(weight_), 1.0f);
+  matmul(ctx.stream, x(), Transpose::kYes, d_y_all, Transpose::kNo, ctx.weights.gradient(weight_), 1.0f);
   ctx.weights.gradient_done(weight_);
 }
 

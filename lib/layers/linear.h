@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "layers/layer_context.h"
 
 namespace invar {
@@ -26,8 +28,9 @@ class RowParallelLinear {
 
   // x (T, in of this rank) -> (local, out).
   Tensor forward(const LayerContext& ctx, const Tensor& x) const;
-  // d_y (local, out) -> d_x (T, in of this rank), written to d_x. Adds the weight's gradient.
-  void backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y, const Tensor& d_x) const;
+  // d_y (local, out) -> d_x (T, in of this rank), written to d_x. Then adds the weight's gradient, for which x() gives
+  // the input of forward: what made it may do its own backward on the way.
+  void backward(const LayerContext& ctx, const std::function<Tensor()>& x, const Tensor& d_y, const Tensor& d_x) const;
 
  private:
   WeightId weight_;

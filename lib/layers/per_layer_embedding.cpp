@@ -159,7 +159,8 @@ Tensor PerLayerGate::backward(const LayerContext& ctx, const Tensor& h, const Te
   const Tensor d_product = ctx.scratch.allocate("d gated input", ctx.activation, {input.dim(0), input.dim(1)});
   {
     const ArenaScope scope(ctx.scratch);
-    projection_.backward(ctx, gated(ctx, input, saved), d_y, d_product);
+    projection_.backward(
+        ctx, [&] { return gated(ctx, input, saved); }, d_y, d_product);
   }
   ops::gate_backward(ctx.stream, spec_.activation, d_product, saved.gate, input, saved.gate, d_input);
   return gate_.backward(ctx, h, saved.gate);

@@ -28,6 +28,11 @@ void RmsNorm::forward(const LayerContext& ctx, const Tensor& x, const Tensor& y,
   ops::rms_norm_forward(ctx.stream, x, ctx.weights.acquire_forward(weight_), eps_, y, rstd);
 }
 
+void RmsNorm::add_forward(const LayerContext& ctx, const Tensor& a, const Tensor& b, const Tensor& x, const Tensor& y,
+                          const Tensor& rstd) const {
+  ops::add_rms_norm_forward(ctx.stream, a, b, ctx.weights.acquire_forward(weight_), eps_, x, y, rstd);
+}
+
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
                        ops::Write write, const Tensor& d_x) const {
   ops::rms_norm_backward(ctx.stream, d_y, x, ctx.weights.acquire_backward(weight_), rstd, write, d_x,

@@ -15,6 +15,9 @@ class RmsNorm {
 
   // x (local, C) -> y; rstd f32 (local) is kept for backward.
   void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y, const Tensor& rstd) const;
+  // The same of x = a + b, which is written too.
+  void add_forward(const LayerContext& ctx, const Tensor& a, const Tensor& b, const Tensor& x, const Tensor& y,
+                   const Tensor& rstd) const;
   // Written or added to d_x (local, C): with kAdd, d_x holds the gradient of the residual path on entry.
   void backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd, ops::Write write,
                 const Tensor& d_x) const;

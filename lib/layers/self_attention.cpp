@@ -140,6 +140,15 @@ SelfAttention::Heads SelfAttention::prepare(const LayerContext& ctx, const Tenso
   return heads;
 }
 
+std::string SelfAttention::explain(const LayerContext& ctx) const {
+  const int64_t tokens = ctx.region.tokens();
+  const auto without_memory = [&](int64_t width) {
+    return Tensor(nullptr, ctx.activation, ctx.stream.device(), {tokens, width});
+  };
+  return ops::explain_attention(ctx.stream.device(), params(ctx), per_head(without_memory(query_width())),
+                                final_kv(without_memory(kv_width()), Kind::kKey));
+}
+
 Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const {
   const int64_t tokens = ctx.region.tokens();
   saved.qkv = ctx.saved.allocate("qkv", ctx.activation, {tokens, row()});
@@ -162,11 +171,13 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor d_out = ctx.scratch.allocate("d_attention", ctx.activation, {tokens, query_width()});
-    out_.backward(ctx, saved.out, d_y, d_out);
+    out_.backward(
+        ctx, [&] { return saved.out; }, d_y, d_out);
 
     const Heads heads = prepare(ctx, saved.qkv, shared);
     const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, heads_.query_heads.size()});
-    const auto d_q = raw(d_qkv, Kind::kQuery);
+    // Query heads side by side, as attention wants them, and not yet among those of d_qkv.
+    const auto d_q = per_head(ctx.scratch.allocate("d_q", ctx.activation, {tokens, query_width()}));
     const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, kv_width()});
     const auto d_v = spec_.normed_values ? final_kv(d_kv, Kind::kValue) : raw(d_qkv, Kind::kValue);
     ops::choose_attention(ctx.stream.device(), params(ctx), heads.q, heads.k)
@@ -174,7 +185,8 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
                   delta, d_q, final_kv(d_kv, Kind::kKey), d_v);
 
     ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, ctx.weights.acquire_backward(q_norm_)), d_q,
-                                 raw(saved.qkv, Kind::kQuery), ops::Write::kSet, d_q, ctx.weights.gradient(q_norm_));
+                                 raw(saved.qkv, Kind::kQuery), ops::Write::kSet, raw(d_qkv, Kind::kQuery),
+                                 ctx.weights.gradient(q_norm_));
     ctx.weights.gradient_done(q_norm_);
     if (shared != nullptr) ops::add(ctx.stream, shared->d_kv, d_kv, shared->d_kv);
     if (!spec_.borrows) {

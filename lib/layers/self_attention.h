@@ -50,6 +50,9 @@ class SelfAttention {
   Tensor backward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, const Saved& saved,
                   const Tensor& d_y) const;
 
+  // How attention over this many tokens is computed on the device, for a person.
+  std::string explain(const LayerContext& ctx) const;
+
   // Columns of SharedKv on this rank.
   int64_t kv_width() const;
 

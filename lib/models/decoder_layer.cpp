@@ -27,6 +27,7 @@ WeightId add_scalar(ParameterTable& table, const ReplicaGroups& replicas, const 
   weight.rows = 1;
   weight.cols = 1;
   weight.decay = false;
+  weight.users = 0;
   weight.parameters = {std::move(parameter)};
   return table.add(std::move(weight));
 }
@@ -86,13 +87,16 @@ void DecoderLayer::forward(const LayerContext& ctx, const Shared& shared, const 
     const ArenaScope scope(ctx.scratch);
     const Tensor x = like(ctx.scratch, "normed", h);
     input_norm_.forward(ctx, h, x, saved.rstd);
-    const Tensor branch = attention_.forward(ctx, x, shared.kv, saved.attention);
-    add_output(ctx, attention_output_norm_, h, branch, saved.attention_output, saved.h_mid);
-  }
-  {
-    const ArenaScope scope(ctx.scratch);
-    const Tensor x = like(ctx.scratch, "normed", h);
-    mlp_norm_.forward(ctx, saved.h_mid, x, saved.rstd_mid);
+    {
+      const ArenaScope branch_scope(ctx.scratch);
+      const Tensor branch = attention_.forward(ctx, x, shared.kv, saved.attention);
+      if (attention_output_norm_) {
+        add_output(ctx, attention_output_norm_, h, branch, saved.attention_output, saved.h_mid);
+        mlp_norm_.forward(ctx, saved.h_mid, x, saved.rstd_mid);
+      } else {
+        mlp_norm_.add_forward(ctx, h, branch, saved.h_mid, x, saved.rstd_mid);
+      }
+    }
     const Tensor after = per_layer_ ? saved.h_late : h_out;
     if (after.defined() || mlp_output_norm_) {
       const Tensor branch = mlp_.forward(ctx, x, saved.mlp);

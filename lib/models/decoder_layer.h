@@ -46,6 +46,7 @@ class DecoderLayer {
   // d_h (local, C): the gradient of the layer's output on entry, of its input on return. Uses saved up.
   void backward(const LayerContext& ctx, const Shared& shared, Saved& saved, const Tensor& d_h) const;
 
+  std::string explain_attention(const LayerContext& ctx) const { return attention_.explain(ctx); }
   // Columns of a SharedKv that this layer provides.
   int64_t kv_width() const { return attention_.kv_width(); }
 

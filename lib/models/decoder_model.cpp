@@ -1,5 +1,6 @@
 #include "models/decoder_model.h"
 
+#include "device/device.h"
 #include "models/gemma4.h"
 #include "models/qwen3.h"
 #include "ops/elementwise.h"
@@ -11,10 +12,6 @@ namespace {
 double rounded_scale(double scale, DType dtype) {
   const auto single = static_cast<float>(scale);
   return dtype == DType::kBF16 ? static_cast<float>(BF16(single)) : single;
-}
-
-void offer(const LayerContext& ctx, const std::string& name, const Tensor& local, int64_t first_row) {
-  if (ctx.sink != nullptr && ctx.sink->wants(name)) ctx.sink->record(name, local, first_row);
 }
 
 }  // namespace
@@ -45,6 +42,7 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
   }
   final_norm_ = std::make_unique<RmsNorm>(table_, replicas_, spec.final_norm, spec.hidden_size, spec.norm_eps,
                                           options.sequence_parallel);
+  if (spec.head.empty()) table_.add_user(tokens.weight);
   head_ = std::make_unique<LmHead>(
       spec.head.empty() ? tokens
                         : add_vocab_table(table_, *groups.tensor, spec.head, spec.vocab_size, spec.hidden_size),
@@ -52,12 +50,12 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
   saved_.resize(layers_.size());
 }
 
-void DecoderModel::allocate(Arena& parameters, Arena& gradients, Arena& constants) {
+void DecoderModel::allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants) {
   table_.allocate(parameters, gradients, options_.dtype);
   for (auto& [spec, rope] : ropes_) {
     rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
     rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
-    ops::fill_rope_table(rope, spec.theta, spec.head_dim, spec.rotated_pairs);
+    ops::fill_rope_table(stream, rope, spec.theta, spec.head_dim, spec.rotated_pairs);
   }
 }
 
@@ -97,6 +95,7 @@ DecoderLayer::Shared DecoderModel::shared_with(const LayerContext& ctx, int64_t 
 Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep) {
   const Range local = region_.local_tokens();
   const auto residual = [&] { return ctx.saved.allocate("h", ctx.activation, {local.size(), spec_.hidden_size}); };
+  set_phase(ctx.stream, "embedding forward");
   Tensor h = residual();
   embedding_->forward(ctx, batch.tokens, h);
   if (per_layer_ != nullptr) {
@@ -105,6 +104,7 @@ Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& b
   }
   allocate_shared(ctx, keep);
   for (size_t i = 0; i < layers_.size(); ++i) {
+    set_phase(ctx.stream, format("layer {} forward", i));
     const Tensor h_out = residual();
     const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
     if (keep && options_.recompute == RecomputeKind::kNone) {
@@ -121,45 +121,60 @@ Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& b
 
 void DecoderModel::backward_layers(const LayerContext& ctx, const MicroBatch& batch, const Tensor& d_h) {
   for (size_t i = layers_.size(); i-- > 0;) {
+    set_phase(ctx.stream, format("layer {} backward", i));
     const ArenaScope scope(ctx.saved);
     const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
     if (options_.recompute == RecomputeKind::kFull) layers_[i].forward(ctx, shared, saved_[i].h, Tensor(), saved_[i]);
     layers_[i].backward(ctx, shared, saved_[i], d_h);
     if (shared.kv != nullptr) offer(ctx, format("d_kv.{}", i), shared.kv->d_kv, 0);
   }
+  set_phase(ctx.stream, "embedding backward");
   if (per_layer_ != nullptr) per_layer_->backward(ctx, batch.tokens, saved_.front().h, per_layer_saved_, d_h);
   embedding_->backward(ctx, batch.tokens, d_h);
 }
 
-double DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink) {
+std::vector<std::string> DecoderModel::explain_attention(const Workspace& workspace, const MicroBatch& batch) {
+  const LayerContext ctx = context(workspace, batch, nullptr);
+  std::vector<std::string> lines;
+  for (size_t first = 0; first < layers_.size();) {
+    const std::string how = layers_[first].explain_attention(ctx);
+    size_t last = first;
+    while (last + 1 < layers_.size() && layers_[last + 1].explain_attention(ctx) == how) ++last;
+    lines.push_back(first == last ? format("layer {}: {}", first, how)
+                                  : format("layers {} to {}: {}", first, last, how));
+    first = last + 1;
+  }
+  return lines;
+}
+
+void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sum,
+                            TensorSink* sink) {
   const LayerContext ctx = context(workspace, batch, sink);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
   const Tensor h = forward_layers(ctx, batch, false);
   const Tensor x = ctx.scratch.allocate("normed", ctx.activation, {h.dim(0), h.dim(1)});
   final_norm_->forward(ctx, h, x, ctx.scratch.allocate("rstd", DType::kF32, {h.dim(0)}));
-  return head_->loss(ctx, x, batch.labels, std::nullopt).loss_sum;
+  head_->loss(ctx, x, batch.labels, std::nullopt, loss_sum);
 }
 
-double DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
-                                      TensorSink* sink) {
+void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
+                                    const Tensor& loss_sum, TensorSink* sink) {
   const LayerContext ctx = context(workspace, batch, sink);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
   const Tensor h = forward_layers(ctx, batch, true);
   const Tensor d_h = ctx.scratch.allocate("d_h", ctx.activation, {h.dim(0), h.dim(1)});
-  double loss = 0;
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor rstd = ctx.scratch.allocate("rstd", DType::kF32, {h.dim(0)});
     const Tensor x = ctx.scratch.allocate("normed", ctx.activation, {h.dim(0), h.dim(1)});
     final_norm_->forward(ctx, h, x, rstd);
-    const LmHead::Result result = head_->loss(ctx, x, batch.labels, gradient_scale);
-    loss = result.loss_sum;
-    final_norm_->backward(ctx, result.d_x, h, rstd, ops::Write::kSet, d_h);
+    set_phase(ctx.stream, "head");
+    const Tensor d_x = head_->loss(ctx, x, batch.labels, gradient_scale, loss_sum);
+    final_norm_->backward(ctx, d_x, h, rstd, ops::Write::kSet, d_h);
   }
   backward_layers(ctx, batch, d_h);
-  return loss;
 }
 
 }  // namespace invar

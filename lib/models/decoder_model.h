@@ -44,18 +44,25 @@ class DecoderModel {
   DecoderModel(const DecoderModel&) = delete;
   DecoderModel& operator=(const DecoderModel&) = delete;
 
-  void allocate(Arena& parameters, Arena& gradients, Arena& constants);
+  void allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants);
   const ParameterTable& parameters() const { return table_; }
+  // Called in backward when a layer has added its part of a weight's gradient: Weight::users times in a micro-batch.
+  void on_gradient_done(std::function<void(WeightId)> listener) { weights_.on_gradient_done(std::move(listener)); }
 
   // A sink is offered, where L is a layer: "hidden.L", its output (local, C); "logits" f32 (n, rows of vocabulary()), a
   // chunk of tokens at a time; and in backward "d_kv.L" f32 (T, Hkv·2·D), the gradient of the keys and values that L
   // shares, after L has added its own.
   //
-  // Σ loss over the micro-batch's counted tokens, the same on every rank of the tensor group.
-  double evaluate(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink = nullptr);
+  // Adds Σ loss over the micro-batch's counted tokens, the same on every rank of the tensor group, to loss_sum f64 (1).
+  void evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sum,
+                TensorSink* sink = nullptr);
   // The same, and adds the gradient of gradient_scale · Σ loss to the weights' gradients.
-  double forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
-                          TensorSink* sink = nullptr);
+  void forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
+                        const Tensor& loss_sum, TensorSink* sink = nullptr);
+
+  // How each layer's attention is computed on such a micro-batch, for a person: "layers 0 to 27: cudnn", a line for
+  // each run of layers that are alike.
+  std::vector<std::string> explain_attention(const Workspace& workspace, const MicroBatch& batch);
 
   // Padded vocabulary rows of this rank: the columns of the "logits" that a sink gets.
   Range vocabulary() const { return head_->vocabulary(); }

@@ -4,6 +4,7 @@
 
 #include "ops/attention_check.h"
 #include "ops/cpu/tiled_attention.h"
+#include "ops/cuda/operations.h"
 
 namespace invar::ops {
 namespace {
@@ -40,28 +41,50 @@ std::span<const AttentionBackend* const> backends_of(DeviceType device) {
     case DeviceType::kMeta:
       return meta_list;
     case DeviceType::kCuda:
-      break;
+      return cuda::attention_backends();
   }
   return {};
 }
 
+// The first backend that takes the call, or null, and what those before it say.
+struct Choice {
+  const AttentionBackend* backend = nullptr;
+  std::string refusals;  // "cudnn: ...; tiled: ..."
+};
+
+Choice choose(DeviceType device, const AttentionParams& params, const HeadView& q, const HeadView& k) {
+  Choice choice;
+  for (const AttentionBackend* backend : backends_of(device)) {
+    const std::string refusal = backend->refusal(params, q, k);
+    if (refusal.empty()) {
+      choice.backend = backend;
+      return choice;
+    }
+    choice.refusals += format("{}{}: {}", choice.refusals.empty() ? "" : "; ", backend->name(), refusal);
+  }
+  if (choice.refusals.empty()) choice.refusals = "this build has none for the device";
+  return choice;
+}
+
 }  // namespace
+
+std::string explain_attention(DeviceType device, const AttentionParams& params, const HeadView& q, const HeadView& k) {
+  const Choice choice = choose(device, params, q, k);
+  if (choice.backend == nullptr) return format("none ({})", choice.refusals);
+  const std::string name = choice.backend->name();
+  return choice.refusals.empty() ? name : format("{} ({})", name, choice.refusals);
+}
 
 const AttentionBackend& choose_attention(DeviceType device, const AttentionParams& params, const HeadView& q,
                                          const HeadView& k) {
-  const auto backends = backends_of(device);
-  std::string refusals;
-  for (const AttentionBackend* backend : backends) {
-    const std::string refusal = backend->refusal(params, q, k);
-    if (refusal.empty()) return *backend;
-    refusals += format("; {}: {}", backend->name(), refusal);
-  }
-  if (backends.empty()) refusals = "; this build has none for the device";
+  const Choice choice = choose(device, params, q, k);
+  if (choice.backend != nullptr) return *choice.backend;
   throw Error(
       ErrorKind::kConfig,
-      format("no attention on {} for {} query heads on {} key heads, head_dim {}, {}, sequence length {}, window {}{}",
-             name_of(device), q.heads(), k.heads(), q.head_dim, name_of(q.buffer.dtype()), params.sequence_length,
-             params.window, refusals));
+      format(
+          "no attention on {} for {} query heads on {} key heads, head_dim {}, {}, sequence length {}, window {}; {}",
+          name_of(device), q.heads(), k.heads(), q.head_dim, name_of(q.buffer.dtype()), params.sequence_length,
+          params.window, choice.refusals));
 }
 
 }  // namespace invar::ops

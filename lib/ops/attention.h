@@ -38,6 +38,9 @@ class AttentionBackend {
 const AttentionBackend& choose_attention(DeviceType device, const AttentionParams& params, const HeadView& q,
                                          const HeadView& k);
 
+// Its name, and in brackets why those before it in the list do not serve: "tiled (cudnn: the window is ...)".
+std::string explain_attention(DeviceType device, const AttentionParams& params, const HeadView& q, const HeadView& k);
+
 // Plain loops in fp64 over whole rows: the oracle of the tests.
 const AttentionBackend& reference_attention();
 

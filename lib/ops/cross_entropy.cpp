@@ -8,6 +8,7 @@
 #include "ops/cpu/exp_block.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -30,12 +31,13 @@ struct Columns {
   int64_t first;
 };
 
-void sum_exp_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels,
-                 const float* maximum, float* sum, float* target) {
+void statistics_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels, float* maximum,
+                    float* sum, float* target) {
   cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       const float* row = logits + t * columns.width;
-      const float peak = maximum[t];
+      const float peak = cpu::lane_max(columns.count(), row);
+      maximum[t] = peak;
       double total = 0;
       const auto exponent = [=](int64_t c) { return row[c] - peak; };
       cpu::for_exp_blocks(columns.count(), exponent, [&](int64_t, int64_t count, const float* e) {
@@ -103,38 +105,46 @@ void softcap(const Stream& stream, float cap, const Tensor& logits) {
   constexpr auto kOp = "softcap";
   INVAR_CHECK(cap > 0, "{}: cap {}", kOp, cap);
   expect(kOp, "logits", logits, DType::kF32, {logits.dim(0), logits.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&logits})) return;
+  if (!has_work(kOp, stream, {&logits})) return;
+  if (on_cuda(stream)) return cuda::softcap(stream, cap, logits);
   float* x = logits.data<float>();
   cpu::parallel_for(stream.threads(), logits.numel(), 1,
                     [=](Range range) { softcap_cpu(range.size(), cap, x + range.begin); });
 }
 
-void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
-                const Tensor& maximum) {
-  constexpr auto kOp = "logits_max";
-  expect_logits(kOp, logits, vocabulary);
-  expect(kOp, "maximum", maximum, DType::kF32, {logits.dim(0)});
-  if (!runs_on_cpu(kOp, stream, {&logits, &maximum})) return;
-  const Columns columns(logits, vocabulary, vocabulary_size);
-  const float* x = logits.data<float>();
-  float* out = maximum.data<float>();
-  cpu::parallel_for(stream.threads(), logits.dim(0), columns.width, [=](Range rows) {
-    for (int64_t t = rows.begin; t < rows.end; ++t) out[t] = cpu::lane_max(columns.count(), x + t * columns.width);
-  });
-}
-
-void logits_sum_exp(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                    int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
-  constexpr auto kOp = "logits_sum_exp";
+void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
+  constexpr auto kOp = "logits_statistics";
   expect_logits(kOp, logits, vocabulary);
   const int64_t n = logits.dim(0);
   expect(kOp, "labels", labels, DType::kI32, {n});
   expect(kOp, "maximum", maximum, DType::kF32, {n});
   expect(kOp, "sum", sum, DType::kF32, {n});
   expect(kOp, "target", target, DType::kF32, {n});
-  if (!runs_on_cpu(kOp, stream, {&logits, &labels, &maximum, &sum, &target})) return;
-  sum_exp_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
-              labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), target.data<float>());
+  if (!has_work(kOp, stream, {&logits, &labels, &maximum, &sum, &target})) return;
+  if (on_cuda(stream)) {
+    return cuda::logits_statistics(stream, logits, labels, vocabulary, vocabulary_size, maximum, sum, target);
+  }
+  statistics_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
+                 labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), target.data<float>());
+}
+
+void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tensor& maximum, const Tensor& sum) {
+  constexpr auto kOp = "rescale_sum_exp";
+  INVAR_CHECK(sum.dims() == 1, "{}: sum is {}, expected 1 dim", kOp, sum.describe());
+  const int64_t n = sum.dim(0);
+  expect(kOp, "own_maximum", own_maximum, DType::kF32, {n});
+  expect(kOp, "maximum", maximum, DType::kF32, {n});
+  expect(kOp, "sum", sum, DType::kF32, {n});
+  if (!has_work(kOp, stream, {&own_maximum, &maximum, &sum})) return;
+  if (on_cuda(stream)) return cuda::rescale_sum_exp(stream, own_maximum, maximum, sum);
+  const float* own = own_maximum.data<float>();
+  const float* peak = maximum.data<float>();
+  float* out = sum.data<float>();
+  for (int64_t t = 0; t < n; ++t) {  // few, beside the logits
+    const double factor = std::exp(static_cast<double>(own[t]) - static_cast<double>(peak[t]));
+    out[t] = out[t] == 0.0f ? 0.0f : static_cast<float>(static_cast<double>(out[t]) * factor);
+  }
 }
 
 void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
@@ -147,7 +157,8 @@ void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maxi
   expect(kOp, "sum", sum, DType::kF32, {n});
   expect(kOp, "target", target, DType::kF32, {n});
   expect(kOp, "losses", losses, DType::kF32, {n});
-  if (!runs_on_cpu(kOp, stream, {&labels, &maximum, &sum, &target, &losses})) return;
+  if (!has_work(kOp, stream, {&labels, &maximum, &sum, &target, &losses})) return;
+  if (on_cuda(stream)) return cuda::token_losses(stream, labels, maximum, sum, target, losses);
   const int32_t* label = labels.data<int32_t>();
   const float* peak = maximum.data<float>();
   const float* total = sum.data<float>();
@@ -170,7 +181,10 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
   expect(kOp, "maximum", maximum, DType::kF32, {n});
   expect(kOp, "sum", sum, DType::kF32, {n});
   expect(kOp, "d_logits", d_logits, d_logits.dtype(), {n, logits.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&logits, &labels, &maximum, &sum, &d_logits})) return;
+  if (!has_work(kOp, stream, {&logits, &labels, &maximum, &sum, &d_logits})) return;
+  if (on_cuda(stream))
+    return cuda::logits_gradient(stream, logits, labels, vocabulary, vocabulary_size, maximum, sum, scale, cap,
+                                 d_logits);
   visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
     gradient_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
                  labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, cap, d_logits.data<T>());

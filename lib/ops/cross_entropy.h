@@ -13,12 +13,12 @@ namespace invar::ops {
 // In place, before everything else: logits = cap · tanh(logits / cap).
 void softcap(const Stream& stream, float cap, const Tensor& logits);
 
-// maximum f32 (n), written; −inf for a rank with padding only.
-void logits_max(const Stream& stream, const Tensor& logits, Range vocabulary, int64_t vocabulary_size,
-                const Tensor& maximum);
-// sum f32 (n) = Σ exp(logit − maximum); target f32 (n) = the label's logit if it is in `vocabulary`, else 0.
-void logits_sum_exp(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                    int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target);
+// All f32 (n), written: the maximum of these columns, −inf for padding only; sum = Σ exp(logit − maximum); target = the
+// label's logit if it is in `vocabulary`, else 0.
+void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
+                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target);
+// sum (n) · exp(own_maximum − maximum), in place: from this rank's maximum to that of all; 0 for padding only.
+void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tensor& maximum, const Tensor& sum);
 // losses f32 (n) = log(sum) + maximum − target, 0 where masked.
 void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
                   const Tensor& target, const Tensor& losses);

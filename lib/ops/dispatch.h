@@ -22,8 +22,12 @@ void expect_heads_like(std::string_view op, std::string_view name, const HeadVie
 // The tensors that are defined are on the stream's device.
 void expect_on(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);
 
-// True: compute on the CPU. False: meta, nothing to do. Throws on CUDA, and if a tensor is not on the stream's device.
-bool runs_on_cpu(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);
+// False on meta: nothing to do. Throws if a tensor is not on the stream's device.
+bool has_work(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);
+
+inline bool on_cuda(const Stream& stream) {
+  return stream.device() == DeviceType::kCuda;
+}
 
 // f(std::type_identity<T>) with T = float or BF16.
 template <class F>

@@ -9,6 +9,7 @@
 #include "ops/cpu/element.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -23,8 +24,9 @@ void expect_same_shape(std::string_view op, const Tensor& a, const Tensor& b) {
               b.describe());
 }
 
-void expect_f32(std::string_view op, const Tensor& x) {
+void expect_sum(std::string_view op, const Tensor& x, const Tensor& total) {
   INVAR_CHECK(x.dtype() == DType::kF32, "{}: x is {}, expected f32", op, x.describe());
+  expect(op, "total", total, DType::kF64, {1});
 }
 
 template <class From, class To>
@@ -64,7 +66,8 @@ double block_sum(int threads, int64_t n, Accumulate accumulate) {
 }  // namespace
 
 void zero(const Stream& stream, const Tensor& x) {
-  if (!runs_on_cpu("zero", stream, {&x}) || x.empty()) return;
+  if (!has_work("zero", stream, {&x}) || x.empty()) return;
+  if (on_cuda(stream)) return cuda::zero(stream, x);
   auto* bytes = static_cast<std::byte*>(x.raw());
   cpu::parallel_for(stream.threads(), x.bytes(), 1,
                     [=](Range range) { std::memset(bytes + range.begin, 0, static_cast<size_t>(range.size())); });
@@ -73,7 +76,8 @@ void zero(const Stream& stream, const Tensor& x) {
 void copy(const Stream& stream, const Tensor& from, const Tensor& to) {
   constexpr auto kOp = "copy";
   expect_same_shape(kOp, from, to);
-  if (!runs_on_cpu(kOp, stream, {&from, &to})) return;
+  if (!has_work(kOp, stream, {&from, &to})) return;
+  if (on_cuda(stream)) return cuda::copy(stream, from, to);
   visit_float(kOp, from.dtype(), [&]<class From>(std::type_identity<From>) {
     visit_float(kOp, to.dtype(), [&]<class To>(std::type_identity<To>) {
       copy_cpu(stream.threads(), from.numel(), from.data<From>(), to.data<To>());
@@ -85,7 +89,8 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
   constexpr auto kOp = "add";
   expect_same_shape(kOp, a, b);
   expect_same_shape(kOp, a, out);
-  if (!runs_on_cpu(kOp, stream, {&a, &b, &out})) return;
+  if (!has_work(kOp, stream, {&a, &b, &out})) return;
+  if (on_cuda(stream)) return cuda::add(stream, a, b, out);
   visit_float(kOp, a.dtype(), [&]<class A>(std::type_identity<A>) {
     visit_float(kOp, b.dtype(), [&]<class B>(std::type_identity<B>) {
       visit_float(kOp, out.dtype(), [&]<class Out>(std::type_identity<Out>) {
@@ -98,7 +103,8 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x) {
   constexpr auto kOp = "scale_by";
   expect(kOp, "factor", factor, x.dtype(), {1});
-  if (!runs_on_cpu(kOp, stream, {&factor, &x})) return;
+  if (!has_work(kOp, stream, {&factor, &x})) return;
+  if (on_cuda(stream)) return cuda::scale_by(stream, factor, x);
   visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
     T* out = x.data<T>();
     const float by = load(factor.data<T>()[0]);
@@ -109,19 +115,24 @@ void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x) {
   });
 }
 
-double sum_of_squares(const Stream& stream, const Tensor& x) {
-  expect_f32("sum_of_squares", x);
-  if (!runs_on_cpu("sum_of_squares", stream, {&x})) return 0;
-  return block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
+void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total) {
+  constexpr auto kOp = "add_sum_of_squares";
+  expect_sum(kOp, x, total);
+  if (!has_work(kOp, stream, {&x, &total})) return;
+  if (on_cuda(stream)) return cuda::add_sum_of_squares(stream, x, total);
+  *total.data<double>() += block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
     return sum + static_cast<double>(x[i]) * static_cast<double>(x[i]);
   });
 }
 
-double sum(const Stream& stream, const Tensor& x) {
-  expect_f32("sum", x);
-  if (!runs_on_cpu("sum", stream, {&x})) return 0;
-  return block_sum(stream.threads(), x.numel(),
-                   [x = x.data<float>()](int64_t i, double sum) { return sum + static_cast<double>(x[i]); });
+void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
+  constexpr auto kOp = "add_sum";
+  expect_sum(kOp, x, total);
+  if (!has_work(kOp, stream, {&x, &total})) return;
+  if (on_cuda(stream)) return cuda::add_sum(stream, x, total);
+  *total.data<double>() += block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
+    return sum + static_cast<double>(x[i]);
+  });
 }
 
 }  // namespace invar::ops

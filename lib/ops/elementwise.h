@@ -12,13 +12,14 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
 // x = x · factor[0], in place, rounded once. factor (1) of x's dtype.
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x);
 
-// Both sums run over an f32 tensor in fp64, in an order that depends on its size alone, never on threads. In a block of
-// kSumBlock elements, lane l of 16 is the chain of elements l, l + 16, l + 32, ...; lanes are joined by halving, l with
-// l + 8 first; the sums of the blocks are joined in ascending order. Meta gives 0.
+// Both add the sum over an f32 tensor to total f64 (1), in fp64 and in an order that depends on the tensor's size
+// alone, never on threads. On the CPU: in a block of kSumBlock elements, lane l of 16 is the chain of elements l,
+// l + 16, l + 32, ...; lanes are joined by halving, l with l + 8 first; the sums of the blocks are joined in ascending
+// order.
 inline constexpr int64_t kSumBlock = 16384;
-// Σ x²
-double sum_of_squares(const Stream& stream, const Tensor& x);
-// Σ x
-double sum(const Stream& stream, const Tensor& x);
+// total += Σ x²
+void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total);
+// total += Σ x
+void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
 
 }  // namespace invar::ops

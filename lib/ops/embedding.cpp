@@ -5,6 +5,7 @@
 
 #include "ops/cpu/element.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -93,7 +94,8 @@ void embedding_forward(const Stream& stream, const LookupParams& params, const T
   expect_float(kOp, "out", out, 2);
   expect(kOp, "tokens", tokens, DType::kI32, {out.dim(0)});
   expect(kOp, "table", table, out.dtype(), {vocabulary.size(), out.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&tokens, &table, &out})) return;
+  if (!has_work(kOp, stream, {&tokens, &table, &out})) return;
+  if (on_cuda(stream)) return cuda::embedding_forward(stream, params, tokens, table, vocabulary, out);
   visit_float(kOp, out.dtype(), [&]<class T>(std::type_identity<T>) {
     forward_cpu(stream.threads(), out.dim(0), out.dim(1), params.scale, tokens.data<int32_t>(), table.data<T>(),
                 vocabulary, out.data<T>());
@@ -106,7 +108,8 @@ void embedding_backward(const Stream& stream, const LookupParams& params, const 
   expect_float(kOp, "d_out", d_out, 2);
   expect(kOp, "tokens", tokens, DType::kI32, {d_out.dim(0)});
   expect(kOp, "d_table", d_table, DType::kF32, {vocabulary.size(), d_out.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&tokens, &d_out, &d_table})) return;
+  if (!has_work(kOp, stream, {&tokens, &d_out, &d_table})) return;
+  if (on_cuda(stream)) return cuda::embedding_backward(stream, params, tokens, d_out, vocabulary, d_table);
   visit_float(kOp, d_out.dtype(), [&]<class T>(std::type_identity<T>) {
     backward_cpu(stream.threads(), d_out.dim(0), d_out.dim(1), params, tokens.data<int32_t>(), d_out.data<T>(),
                  vocabulary, d_table.data<float>());
@@ -119,7 +122,8 @@ void column_embedding_forward(const Stream& stream, const LookupParams& params, 
   expect_float(kOp, "out", out, 2);
   expect(kOp, "tokens", tokens, DType::kI32, {out.dim(0)});
   expect_column_table(kOp, "table", table, out.dtype(), block, "out", out);
-  if (!runs_on_cpu(kOp, stream, {&tokens, &table, &out})) return;
+  if (!has_work(kOp, stream, {&tokens, &table, &out})) return;
+  if (on_cuda(stream)) return cuda::column_embedding_forward(stream, params, tokens, table, block, out);
   visit_float(kOp, out.dtype(), [&]<class T>(std::type_identity<T>) {
     column_forward_cpu(stream.threads(), out.dim(0), table.dim(0), table.dim(1), block, params.scale,
                        tokens.data<int32_t>(), table.data<T>(), out.data<T>());
@@ -132,7 +136,8 @@ void column_embedding_backward(const Stream& stream, const LookupParams& params,
   expect_float(kOp, "d_out", d_out, 2);
   expect(kOp, "tokens", tokens, DType::kI32, {d_out.dim(0)});
   expect_column_table(kOp, "d_table", d_table, DType::kF32, block, "d_out", d_out);
-  if (!runs_on_cpu(kOp, stream, {&tokens, &d_out, &d_table})) return;
+  if (!has_work(kOp, stream, {&tokens, &d_out, &d_table})) return;
+  if (on_cuda(stream)) return cuda::column_embedding_backward(stream, params, tokens, d_out, block, d_table);
   visit_float(kOp, d_out.dtype(), [&]<class T>(std::type_identity<T>) {
     column_backward_cpu(stream.threads(), d_out.dim(0), d_table.dim(0), d_table.dim(1), block, params,
                         tokens.data<int32_t>(), d_out.data<T>(), d_table.data<float>());

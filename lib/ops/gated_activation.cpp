@@ -5,6 +5,7 @@
 #include "ops/cpu/element.h"
 #include "ops/cpu/exp_block.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -113,7 +114,8 @@ void gated_activation_forward(const Stream& stream, Activation activation, const
                               const Tensor& out) {
   constexpr auto kOp = "gated_activation_forward";
   const int64_t blocks = count_blocks(kOp, gate_up, width, "out", out);
-  if (!runs_on_cpu(kOp, stream, {&gate_up, &out})) return;
+  if (!has_work(kOp, stream, {&gate_up, &out})) return;
+  if (on_cuda(stream)) return cuda::gated_activation_forward(stream, activation, gate_up, width, out);
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
       forward_blocks<Act>(stream.threads(), blocks, width, gate_up.data<T>(), out.data<T>());
@@ -122,11 +124,15 @@ void gated_activation_forward(const Stream& stream, Activation activation, const
 }
 
 void gated_activation_backward(const Stream& stream, Activation activation, const Tensor& d_out, const Tensor& gate_up,
-                               int64_t width, const Tensor& d_gate_up) {
+                               int64_t width, const Tensor& d_gate_up, const Tensor& out) {
   constexpr auto kOp = "gated_activation_backward";
   const int64_t blocks = count_blocks(kOp, gate_up, width, "d_out", d_out);
+  if (out.defined()) count_blocks(kOp, gate_up, width, "out", out);
   expect(kOp, "d_gate_up", d_gate_up, gate_up.dtype(), {gate_up.dim(0), gate_up.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&d_out, &gate_up, &d_gate_up})) return;
+  if (!has_work(kOp, stream, {&d_out, &gate_up, &d_gate_up, &out})) return;
+  if (on_cuda(stream))
+    return cuda::gated_activation_backward(stream, activation, d_out, gate_up, width, d_gate_up, out);
+  if (out.defined()) gated_activation_forward(stream, activation, gate_up, width, out);
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate_up.dtype(), [&]<class T>(std::type_identity<T>) {
       backward_blocks<Act>(stream.threads(), blocks, width, d_out.data<T>(), gate_up.data<T>(), d_gate_up.data<T>());
@@ -140,7 +146,8 @@ void gate_forward(const Stream& stream, Activation activation, const Tensor& gat
   expect_float(kOp, "gate", gate, 2);
   expect(kOp, "value", value, gate.dtype(), {gate.dim(0), gate.dim(1)});
   expect(kOp, "out", out, gate.dtype(), {gate.dim(0), gate.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&gate, &value, &out})) return;
+  if (!has_work(kOp, stream, {&gate, &value, &out})) return;
+  if (on_cuda(stream)) return cuda::gate_forward(stream, activation, gate, value, out);
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate.dtype(), [&]<class T>(std::type_identity<T>) {
       cpu::parallel_for(stream.threads(), gate.numel(), 1, [&](Range range) {
@@ -159,7 +166,8 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
   expect(kOp, "value", value, gate.dtype(), {gate.dim(0), gate.dim(1)});
   expect(kOp, "d_gate", d_gate, gate.dtype(), {gate.dim(0), gate.dim(1)});
   expect(kOp, "d_value", d_value, gate.dtype(), {gate.dim(0), gate.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&d_out, &gate, &value, &d_gate, &d_value})) return;
+  if (!has_work(kOp, stream, {&d_out, &gate, &value, &d_gate, &d_value})) return;
+  if (on_cuda(stream)) return cuda::gate_backward(stream, activation, d_out, gate, value, d_gate, d_value);
   visit_activation(activation, [&]<class Act>(Act) {
     visit_float(kOp, gate.dtype(), [&]<class T>(std::type_identity<T>) {
       cpu::parallel_for(stream.threads(), gate.numel(), 1, [&](Range range) {

@@ -11,9 +11,9 @@ enum class Activation : uint8_t { kSilu, kGeluTanh };
 // out (T, blocks · width) = act(gate) · up, in fp32, rounded once.
 void gated_activation_forward(const Stream& stream, Activation activation, const Tensor& gate_up, int64_t width,
                               const Tensor& out);
-// d_gate_up may be gate_up's own buffer.
+// d_gate_up may be gate_up's own buffer. `out`, if defined, gets what forward gives.
 void gated_activation_backward(const Stream& stream, Activation activation, const Tensor& d_out, const Tensor& gate_up,
-                               int64_t width, const Tensor& d_gate_up);
+                               int64_t width, const Tensor& d_gate_up, const Tensor& out = {});
 
 // out = act(gate) · value, all (T, width), in fp32, rounded once.
 void gate_forward(const Stream& stream, Activation activation, const Tensor& gate, const Tensor& value,

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -22,7 +23,8 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
   INVAR_CHECK(a.dtype() == b.dtype(), "matmul: a is {}, but b is {}", name_of(a.dtype()), name_of(b.dtype()));
   const bool beta_fits = beta == 0.0f || (beta == 1.0f && c.dtype() == DType::kF32);
   INVAR_CHECK(beta_fits, "matmul: beta is {} and c {}; beta is 0, or 1 with c f32", beta, name_of(c.dtype()));
-  if (!runs_on_cpu("matmul", stream, {&a, &b, &c})) return;
+  if (!has_work("matmul", stream, {&a, &b, &c})) return;
+  if (on_cuda(stream)) return cuda::matmul(stream, a, transpose_a, b, transpose_b, c, beta);
 
   visit_float("matmul", a.dtype(), [&]<class In>(std::type_identity<In>) {
     visit_float("matmul", c.dtype(), [&]<class Out>(std::type_identity<Out>) {

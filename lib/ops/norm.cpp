@@ -3,10 +3,13 @@
 #include <cmath>
 #include <vector>
 
+#include "device/device.h"
 #include "ops/cpu/element.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
+#include "ops/elementwise.h"
 
 namespace invar::ops {
 
@@ -240,11 +243,25 @@ void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weigh
   expect(kOp, "weight", weight, x.dtype(), {x.dim(1)});
   expect(kOp, "y", y, x.dtype(), {x.dim(0), x.dim(1)});
   expect(kOp, "rstd", rstd, DType::kF32, {x.dim(0)});
-  if (!runs_on_cpu(kOp, stream, {&x, &weight, &y, &rstd})) return;
+  if (!has_work(kOp, stream, {&x, &weight, &y, &rstd})) return;
+  if (on_cuda(stream)) return cuda::rms_norm_forward(stream, x, weight, eps, y, rstd);
   visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
     rms_norm_forward_cpu(stream.threads(), x.dim(0), x.dim(1), x.data<T>(), weight.data<T>(), eps, y.data<T>(),
                          rstd.data<float>());
   });
+}
+
+void add_rms_norm_forward(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& weight, float eps,
+                          const Tensor& sum, const Tensor& y, const Tensor& rstd) {
+  constexpr auto kOp = "add_rms_norm_forward";
+  expect_float(kOp, "sum", sum, 2);
+  for (const Tensor* tensor : {&a, &b, &y}) expect(kOp, "an operand", *tensor, sum.dtype(), {sum.dim(0), sum.dim(1)});
+  expect(kOp, "weight", weight, sum.dtype(), {sum.dim(1)});
+  expect(kOp, "rstd", rstd, DType::kF32, {sum.dim(0)});
+  if (!has_work(kOp, stream, {&a, &b, &weight, &sum, &y, &rstd})) return;
+  if (on_cuda(stream)) return cuda::add_rms_norm_forward(stream, a, b, weight, eps, sum, y, rstd);
+  add(stream, a, b, sum);
+  rms_norm_forward(stream, sum, weight, eps, y, rstd);
 }
 
 void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
@@ -256,38 +273,44 @@ void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x,
   expect(kOp, "rstd", rstd, DType::kF32, {x.dim(0)});
   expect(kOp, "d_x", d_x, x.dtype(), {x.dim(0), x.dim(1)});
   expect(kOp, "d_weight", d_weight, DType::kF32, {x.dim(1)});
-  if (!runs_on_cpu(kOp, stream, {&d_y, &x, &weight, &rstd, &d_x, &d_weight})) return;
+  if (!has_work(kOp, stream, {&d_y, &x, &weight, &rstd, &d_x, &d_weight})) return;
+  if (on_cuda(stream)) return cuda::rms_norm_backward(stream, d_y, x, weight, rstd, write, d_x, d_weight);
   visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
     rms_norm_backward_cpu(stream.threads(), x.dim(0), x.dim(1), d_y.data<T>(), x.data<T>(), weight.data<T>(),
                           rstd.data<float>(), write, d_x.data<T>(), d_weight.data<float>());
   });
 }
 
-void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim, int64_t rotated_pairs) {
+void fill_rope_table(const Stream& stream, const RopeTable& table, double theta, int64_t head_dim,
+                     int64_t rotated_pairs) {
   constexpr auto kOp = "fill_rope_table";
   INVAR_CHECK(table.cos.dims() == 2 && head_dim > 0, "{}: cos is {}, head_dim {}", kOp, table.cos.describe(), head_dim);
   expect_rope(kOp, &table, table.cos.dim(0), head_dim);
   const int64_t half = head_dim / 2;
   INVAR_CHECK(0 <= rotated_pairs && rotated_pairs <= half, "{}: {} pairs turn of {}", kOp, rotated_pairs, half);
-  if (!runs_on_cpu(kOp, Stream(table.cos.device()), {&table.cos, &table.sin})) return;
-  float* cos = table.cos.data<float>();
-  float* sin = table.sin.data<float>();
+  if (!has_work(kOp, stream, {&table.cos, &table.sin})) return;
+  std::vector<float> cos(static_cast<size_t>(table.cos.numel()));
+  std::vector<float> sin(cos.size());
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
     const auto inv_freq = i < rotated_pairs ? static_cast<float>(std::pow(theta, exponent)) : 0.0f;
     for (int64_t position = 0; position < table.cos.dim(0); ++position) {
       const float angle = static_cast<float>(position) * inv_freq;
-      cos[position * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      sin[position * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      const auto at = static_cast<size_t>(position * half + i);
+      cos[at] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      sin[at] = static_cast<float>(std::sin(static_cast<double>(angle)));
     }
   }
+  copy_across(stream, view_of(cos), table.cos);
+  copy_across(stream, view_of(sin), table.sin);
 }
 
 void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, const HeadView& in, const HeadView& out) {
   constexpr auto kOp = "head_norm_rope_forward";
   expect_params(kOp, params, in);
   expect_heads_like(kOp, "out", out, in);
-  if (!runs_on_cpu(kOp, stream, {&in.buffer, &params.weight, &params.document_starts, &out.buffer})) return;
+  if (!has_work(kOp, stream, {&in.buffer, &params.weight, &params.document_starts, &out.buffer})) return;
+  if (on_cuda(stream)) return cuda::head_norm_rope_forward(stream, params, in, out);
   const Rotation rotation(params);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     const auto run = [&](auto weight) {
@@ -306,10 +329,11 @@ void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, c
   expect_heads_like(kOp, "d_in", d_in, in);
   INVAR_CHECK(params.weight.defined() == d_weight.defined(), "{}: a weight and its gradient come together", kOp);
   if (d_weight.defined()) expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
-  if (!runs_on_cpu(kOp, stream,
-                   {&d_out.buffer, &in.buffer, &params.weight, &params.document_starts, &d_in.buffer, &d_weight})) {
+  if (!has_work(kOp, stream,
+                {&d_out.buffer, &in.buffer, &params.weight, &params.document_starts, &d_in.buffer, &d_weight})) {
     return;
   }
+  if (on_cuda(stream)) return cuda::head_norm_rope_backward(stream, params, d_out, in, write, d_in, d_weight);
   const Rotation rotation(params);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
     const auto run = [&](auto weight, float* gradient) {

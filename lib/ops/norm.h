@@ -10,6 +10,10 @@ namespace invar::ops {
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
                       const Tensor& rstd);
 
+// The same of x = a + b, which is rounded and written to sum first.
+void add_rms_norm_forward(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& weight, float eps,
+                          const Tensor& sum, const Tensor& y, const Tensor& rstd);
+
 // Whether a gradient is written or added to what is there.
 enum class Write : bool { kSet, kAdd };
 
@@ -26,7 +30,8 @@ struct RopeTable {
   Tensor cos;
   Tensor sin;
 };
-void fill_rope_table(const RopeTable& table, double theta, int64_t head_dim, int64_t rotated_pairs);
+void fill_rope_table(const Stream& stream, const RopeTable& table, double theta, int64_t head_dim,
+                     int64_t rotated_pairs);
 
 // What happens to a head before attention: RMSNorm over D, with a weight (D) or without one (undefined), then
 // rotate-half RoPE (pairs (i, i + D/2)) at position t mod sequence_length, if there is a table. With document_starts it

@@ -5,6 +5,7 @@
 #include "ops/cpu/element.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
 namespace invar::ops {
@@ -134,7 +135,8 @@ void per_layer_squares(const Stream& stream, const PerLayerInputParams& params, 
   constexpr auto kOp = "per_layer_squares";
   const Layout at = layout_of(kOp, params, projected);
   expect(kOp, "squares", squares, DType::kF32, {at.tokens, at.layers});
-  if (!runs_on_cpu(kOp, stream, {&projected, &squares})) return;
+  if (!has_work(kOp, stream, {&projected, &squares})) return;
+  if (on_cuda(stream)) return cuda::per_layer_squares(stream, params, projected, squares);
   visit_float(kOp, projected.dtype(), [&]<class T>(std::type_identity<T>) {
     squares_cpu(stream.threads(), at, projected.data<T>(), squares.data<float>());
   });
@@ -147,7 +149,8 @@ void per_layer_input_forward(const Stream& stream, const PerLayerInputParams& pa
   const Layout at = layout_of(kOp, params, projection);
   expect(kOp, "looked_up", looked_up, projected.dtype(), {at.tokens, at.layers * at.w});
   expect(kOp, "inputs", inputs, projected.dtype(), {at.pairs(), at.w});
-  if (!runs_on_cpu(kOp, stream, {&projected, &squares, &weight, &looked_up, &inputs})) return;
+  if (!has_work(kOp, stream, {&projected, &squares, &weight, &looked_up, &inputs})) return;
+  if (on_cuda(stream)) return cuda::per_layer_input_forward(stream, params, projection, looked_up, inputs);
   visit_float(kOp, inputs.dtype(), [&]<class T>(std::type_identity<T>) {
     forward_cpu(stream.threads(), at, projection.projected.data<T>(), projection.squares.data<float>(),
                 projection.weight.data<T>(), looked_up.data<T>(), inputs.data<T>());
@@ -161,7 +164,8 @@ void per_layer_dots(const Stream& stream, const PerLayerInputParams& params, con
   const Layout at = layout_of(kOp, params, projection);
   expect(kOp, "d_inputs", d_inputs, projected.dtype(), {at.pairs(), at.w});
   expect(kOp, "dots", dots, DType::kF32, {at.tokens, at.layers});
-  if (!runs_on_cpu(kOp, stream, {&projected, &squares, &weight, &d_inputs, &dots})) return;
+  if (!has_work(kOp, stream, {&projected, &squares, &weight, &d_inputs, &dots})) return;
+  if (on_cuda(stream)) return cuda::per_layer_dots(stream, params, projection, d_inputs, dots);
   visit_float(kOp, d_inputs.dtype(), [&]<class T>(std::type_identity<T>) {
     dots_cpu(stream.threads(), at, projection.projected.data<T>(), projection.squares.data<float>(),
              projection.weight.data<T>(), d_inputs.data<T>(), dots.data<float>());
@@ -179,9 +183,11 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
   expect(kOp, "d_projected", d_projected, projected.dtype(), {at.tokens, at.layers * at.w});
   expect(kOp, "d_looked_up", d_looked_up, projected.dtype(), {at.tokens, at.layers * at.w});
   expect(kOp, "d_weight", d_weight, DType::kF32, {at.w});
-  if (!runs_on_cpu(kOp, stream,
-                   {&projected, &squares, &weight, &d_inputs, &dots, &d_projected, &d_looked_up, &d_weight}))
+  if (!has_work(kOp, stream, {&projected, &squares, &weight, &d_inputs, &dots, &d_projected, &d_looked_up, &d_weight}))
     return;
+  if (on_cuda(stream))
+    return cuda::per_layer_input_backward(stream, params, projection, d_inputs, dots, d_projected, d_looked_up,
+                                          d_weight);
   visit_float(kOp, d_inputs.dtype(), [&]<class T>(std::type_identity<T>) {
     const T* p = projection.projected.data<T>();
     const float* sum = projection.squares.data<float>();

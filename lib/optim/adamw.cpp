@@ -52,8 +52,8 @@ void AdamW::update(const Stream& stream, int64_t step, double lr, double gradien
   params.step = step;
   for (const Slice& slice : slices_) {
     params.weight_decay = slice.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
-    ops::adamw_update(stream, params, slice.master, slice.gradient, slice.exp_avg, slice.exp_avg_sq);
-    if (slice.value.dtype() != DType::kF32) ops::copy(stream, slice.master, slice.value);
+    const Tensor rounded = slice.value.dtype() == DType::kF32 ? Tensor() : slice.value;
+    ops::adamw_update(stream, params, slice.master, slice.gradient, slice.exp_avg, slice.exp_avg_sq, rounded);
   }
 }
 

@@ -2,24 +2,48 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
+#include "device/device.h"
 #include "ops/elementwise.h"
 
 namespace invar {
+namespace {
+
+// The ranges of the flat gradients whose squares this rank adds, neighbours joined: of every element of the model one
+// copy on one rank.
+std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership, int data_rank) {
+  std::map<int64_t, std::pair<int64_t, bool>> runs;  // begin -> end, whether counted
+  table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
+    runs[elements.begin] = {elements.end, parameter.counted()};
+  });
+  std::vector<Range> joined;
+  for (const RowOwnership::Bucket& bucket : ownership.buckets()) {
+    bool joins = false;
+    for (const auto& [begin, run] : runs) {
+      const auto [end, counted] = run;
+      const Range own = counted ? intersect({begin, end}, bucket.owned(data_rank)) : Range{};
+      joins = joins && !own.empty() && own.begin == joined.back().end;
+      if (joins) joined.back().end = own.end;
+      if (!joins && !own.empty()) joined.push_back(own);
+      joins = !own.empty();
+    }
+  }
+  return joined;
+}
+
+}  // namespace
 
 double gradient_norm(const Stream& stream, const ParameterTable& table, const RowOwnership& ownership,
-                     const ProcessGroups& groups) {
-  const int data_rank = groups.data->rank();
-  double squares = 0;
-  table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
-    if (!parameter.counted()) return;
-    for (const RowOwnership::Bucket& bucket : ownership.buckets()) {
-      const Range own = intersect(elements, bucket.owned(data_rank));
-      if (!own.empty()) squares += ops::sum_of_squares(stream, table.flat_gradients().rows(own.begin, own.end));
-    }
-  });
-  if (table.flat_gradients().is_meta()) return 0;
-  return std::sqrt(all_reduce_value(*groups.world, squares, ReduceOp::kSum));
+                     const ProcessGroups& groups, const Tensor& squares) {
+  ops::zero(stream, squares);
+  for (const Range& own : counted_ranges(table, ownership, groups.data->rank())) {
+    ops::add_sum_of_squares(stream, table.flat_gradients().rows(own.begin, own.end), squares);
+  }
+  if (squares.is_meta()) return 0;
+  double total = 0;
+  copy_across(stream, squares, Tensor(&total, DType::kF64, DeviceType::kCpu, {1}));
+  return std::sqrt(all_reduce_value(*groups.world, total, ReduceOp::kSum));
 }
 
 double clip_coefficient(double norm, double max_norm) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/integer.h"
+#include "device/device.h"
 
 namespace invar {
 namespace {
@@ -67,41 +68,85 @@ std::vector<RowOwnership::Piece> RowOwnership::pieces(int data_rank) const {
   return pieces;
 }
 
-GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups)
-    : table_(table), ownership_(ownership), data_(*groups.data) {
+GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
+                           const Stream& stream)
+    : table_(table),
+      ownership_(ownership),
+      data_(*groups.data),
+      stream_(stream),
+      queue_(data_.size() > 1 ? queue_beside(stream) : stream),
+      buckets_(ownership.buckets().size()),
+      bucket_of_(table.weights().size()) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const WeightId id : table.layout()) {
+      if (!ownership.buckets()[b].elements.contains(table.weight(id).offset)) continue;
+      bucket_of_[static_cast<size_t>(id)] = b;
+      buckets_[b].users += table.weight(id).users;
+    }
+  }
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
     if (!parameter.partial_gradient || parameter.replicas == nullptr || parameter.replicas->size() == 1) return;
-    if (!replica_sums_.empty()) {
-      ReplicaSum& last = replica_sums_.back();
-      const bool adjacent = elements.begin == last.elements.end || elements.begin == aligned(last.elements.end);
-      if (last.group == parameter.replicas && adjacent) {
-        last.elements.end = elements.end;
-        return;
-      }
-    }
-    replica_sums_.push_back({parameter.replicas, elements});
+    add_replica_sum(parameter.replicas, elements);
   });
 }
 
-void GradientSync::finish(const Stream& stream) {
-  const Tensor& gradients = table_.flat_gradients();
-  for (const ReplicaSum& sum : replica_sums_) {
-    sum.group->all_reduce(stream, gradients.rows(sum.elements.begin, sum.elements.end), ReduceOp::kSum);
-  }
-  if (data_.size() == 1) return;
-  for (const RowOwnership::Bucket& bucket : ownership_.buckets()) {
-    const Range own = bucket.owned(data_.rank());
-    data_.reduce_scatter(stream, gradients.rows(bucket.elements.begin, bucket.elements.end),
-                         gradients.rows(own.begin, own.end), bucket.counts, ReduceOp::kSum);
+// Joins neighbours of one bucket, the padding between weights too.
+void GradientSync::add_replica_sum(Communicator* group, Range elements) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (!ownership_.buckets()[b].elements.contains(elements.begin)) continue;
+    std::vector<ReplicaSum>& sums = buckets_[b].replica_sums;
+    const bool joins =
+        !sums.empty() && sums.back().group == group &&
+        (elements.begin == sums.back().elements.end || elements.begin == aligned(sums.back().elements.end));
+    if (joins) {
+      sums.back().elements.end = elements.end;
+    } else {
+      sums.push_back({group, elements});
+    }
   }
 }
 
-void GradientSync::publish(const Stream& stream) {
+void GradientSync::begin_last_micro_batch() {
+  last_micro_batch_ = true;
+  for (BucketState& bucket : buckets_) bucket.missing = bucket.users;
+}
+
+void GradientSync::gradient_done(WeightId id) {
+  if (!last_micro_batch_) return;
+  const size_t bucket = bucket_of_[static_cast<size_t>(id)];
+  INVAR_CHECK(buckets_[bucket].missing > 0, "'{}' has more users than it says", table_.weight(id).name);
+  if (--buckets_[bucket].missing == 0) sum(bucket);
+}
+
+void GradientSync::sum(size_t bucket) {
+  buckets_[bucket].summed = true;
+  const Tensor& gradients = table_.flat_gradients();
+  for (const ReplicaSum& part : buckets_[bucket].replica_sums) {
+    part.group->all_reduce(stream_, gradients.rows(part.elements.begin, part.elements.end), ReduceOp::kSum);
+  }
+  if (data_.size() == 1) return;
+  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  const Range own = cut.owned(data_.rank());
+  wait_for(queue_, stream_);
+  data_.reduce_scatter(queue_, gradients.rows(cut.elements.begin, cut.elements.end), gradients.rows(own.begin, own.end),
+                       cut.counts, ReduceOp::kSum);
+}
+
+void GradientSync::finish() {
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    if (!buckets_[b].summed) sum(b);
+    buckets_[b].summed = false;
+  }
+  last_micro_batch_ = false;
+  wait_for(stream_, queue_);
+}
+
+void GradientSync::publish() {
   if (data_.size() == 1) return;
   const Tensor& values = table_.flat_values();
   for (const RowOwnership::Bucket& bucket : ownership_.buckets()) {
     const Range own = bucket.owned(data_.rank());
-    data_.all_gather(stream, values.rows(own.begin, own.end), values.rows(bucket.elements.begin, bucket.elements.end),
+    data_.all_gather(stream_, values.rows(own.begin, own.end), values.rows(bucket.elements.begin, bucket.elements.end),
                      bucket.counts);
   }
 }

@@ -34,27 +34,45 @@ class RowOwnership {
   std::vector<Bucket> buckets_;
 };
 
-// Completes the gradients of a step and hands out its new values.
+// Completes the gradients of a step and hands out its new values. Gradients are summed a bucket at a time: partial ones
+// over the replicas that hold the same rows inside a tensor-parallel group, then all over the data-parallel ranks, on a
+// queue beside the backward pass where the device has several.
 class GradientSync {
  public:
-  GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups);
+  GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
+               const Stream& stream);
 
-  // Sums partial gradients over the replicas that hold the same rows inside a tensor-parallel group, then over the
-  // data-parallel ranks. Afterwards a rank's own pieces are complete; the rest of the buffer is undefined.
-  void finish(const Stream& stream);
+  // The micro-batch that follows is the step's last: a bucket is summed as soon as its gradients are there.
+  void begin_last_micro_batch();
+  // A layer has added its part of the weight's gradient (Weight::users).
+  void gradient_done(WeightId id);
+  // Sums what is left. Afterwards a rank's own pieces are complete; the rest of the buffer is undefined.
+  void finish();
   // Every rank's new values to the others of its data-parallel group.
-  void publish(const Stream& stream);
+  void publish();
 
  private:
   struct ReplicaSum {
     Communicator* group;
     Range elements;
   };
+  struct BucketState {
+    std::vector<ReplicaSum> replica_sums;
+    int users = 0;    // of its weights
+    int missing = 0;  // of them in the last micro-batch
+    bool summed = false;
+  };
+  void add_replica_sum(Communicator* group, Range elements);
+  void sum(size_t bucket);
 
   const ParameterTable& table_;
   const RowOwnership& ownership_;
   Communicator& data_;
-  std::vector<ReplicaSum> replica_sums_;
+  const Stream& stream_;
+  Stream queue_;
+  std::vector<BucketState> buckets_;
+  std::vector<size_t> bucket_of_;  // by weight
+  bool last_micro_batch_ = false;
 };
 
 }  // namespace invar

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "device/device.h"
+
 namespace invar {
 namespace {
 
@@ -18,16 +20,29 @@ std::vector<int64_t> encode(const std::vector<RowRun>& runs) {
 
 }  // namespace
 
-std::vector<float> read_f32(const Tensor& flat, Range elements) {
+std::vector<float> read_f32(const Stream& stream, const Tensor& flat, Range elements) {
+  const Tensor whole = flat.view({flat.numel()});
   std::vector<float> out(static_cast<size_t>(elements.size()));
   if (flat.dtype() == DType::kF32) {
-    const float* from = flat.data<float>() + elements.begin;
-    std::copy(from, from + elements.size(), out.begin());
-  } else {
-    const BF16* from = flat.data<BF16>() + elements.begin;
-    std::transform(from, from + elements.size(), out.begin(), [](BF16 x) { return static_cast<float>(x); });
+    copy_across(stream, whole.rows(elements.begin, elements.end), view_of(out));
+    return out;
   }
+  std::vector<BF16> stored(out.size());
+  copy_across(stream, whole.rows(elements.begin, elements.end), view_of(stored));
+  std::transform(stored.begin(), stored.end(), out.begin(), [](BF16 x) { return static_cast<float>(x); });
   return out;
+}
+
+void write_f32(const Stream& stream, std::span<const float> values, const Tensor& flat, Range elements) {
+  const Tensor to = flat.rows(elements.begin, elements.end);
+  if (flat.dtype() == DType::kF32) {
+    std::vector<float> stored(values.begin(), values.end());
+    copy_across(stream, view_of(stored), to);
+    return;
+  }
+  std::vector<BF16> stored(values.size());
+  std::transform(values.begin(), values.end(), stored.begin(), [](float x) { return BF16(x); });
+  copy_across(stream, view_of(stored), to);
 }
 
 void copy_run_to_logical(const Parameter& parameter, const RowRun& run, std::span<const float> stored,
@@ -51,7 +66,7 @@ std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, c
   const std::vector<RowRun> runs = contributed(parameter);
   for (const RowRun& run : runs) {
     const int64_t begin = weight.offset + run.local * weight.cols;
-    const std::vector<float> values = read_f32(flat, {begin, begin + run.global.size() * weight.cols});
+    const std::vector<float> values = read_f32(stream, flat, {begin, begin + run.global.size() * weight.cols});
     mine.insert(mine.end(), values.begin(), values.end());
   }
   return collect_runs(tensor, stream, parameter, runs, std::move(mine));

@@ -14,7 +14,7 @@ void copy_run_to_logical(const Parameter& parameter, const RowRun& run, std::spa
                          std::span<float> logical);
 
 // The whole logical tensor as fp32, row-major, put together on rank 0 of the tensor group out of every rank's runs in
-// `flat` (f32 or bf16, host memory); empty on the other ranks. Collective over the group.
+// `flat` (f32 or bf16); empty on the other ranks. Collective over the group.
 std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, const Tensor& flat, const Weight& weight,
                                    const Parameter& parameter);
 
@@ -24,7 +24,9 @@ std::vector<float> collect_logical(Communicator& tensor, const Stream& stream, c
 std::vector<float> collect_runs(Communicator& group, const Stream& stream, const Parameter& parameter,
                                 const std::vector<RowRun>& runs, std::vector<float> values);
 
-// Host elements of the flat buffer as fp32.
-std::vector<float> read_f32(const Tensor& flat, Range elements);
+// Elements of the flat buffer as fp32; f32 or bf16, on the stream's device or in host memory.
+std::vector<float> read_f32(const Stream& stream, const Tensor& flat, Range elements);
+// fp32 values to elements of the flat buffer, rounded to its dtype.
+void write_f32(const Stream& stream, std::span<const float> values, const Tensor& flat, Range elements);
 
 }  // namespace invar

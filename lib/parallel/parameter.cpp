@@ -4,6 +4,7 @@
 
 #include "core/integer.h"
 #include "core/philox.h"
+#include "device/device.h"
 
 namespace invar {
 namespace {
@@ -90,19 +91,25 @@ void ParameterTable::for_each_run(const RunVisitor& visit) const {
 void initialise(const ParameterTable& table, const Stream& stream, uint64_t seed, double std) {
   const Tensor& values = table.flat_values();
   if (values.is_meta()) return;
+  std::vector<std::byte> staging;  // of a run whose place is not host memory
   table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
     const Philox random(seed, RandomPurpose::kWeights, hash_name(parameter.name));
+    const Tensor to = values.rows(elements.begin, elements.end);
+    const bool staged = to.device() != DeviceType::kCpu;
+    if (staged) staging.resize(static_cast<size_t>(to.bytes()));
+    void* const first = staged ? staging.data() : to.raw();
     // Rows are independent: split the run over the threads.
 #pragma omp parallel for num_threads(stream.threads()) if (stream.threads() > 1)
     for (int64_t i = 0; i < run.global.size(); ++i) {
       const RowRun row{{run.global.begin + i, run.global.begin + i + 1}, 0};
-      const int64_t at = elements.begin + i * weight.cols;
+      const int64_t at = i * weight.cols;
       if (values.dtype() == DType::kF32) {
-        fill_rows(parameter, row, weight.cols, random, std, static_cast<float*>(values.raw()) + at);
+        fill_rows(parameter, row, weight.cols, random, std, static_cast<float*>(first) + at);
       } else {
-        fill_rows(parameter, row, weight.cols, random, std, static_cast<BF16*>(values.raw()) + at);
+        fill_rows(parameter, row, weight.cols, random, std, static_cast<BF16*>(first) + at);
       }
     }
+    if (staged) copy_across(stream, Tensor(first, to.dtype(), DeviceType::kCpu, to.shape()), to);
   });
 }
 

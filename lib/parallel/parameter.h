@@ -55,6 +55,7 @@ struct Weight {
   int64_t rows = 0;
   int64_t cols = 0;
   bool decay = true;  // weight decay applies: tensors of two or more dims
+  int users = 1;      // layers that add to its gradient in a micro-batch
   std::vector<Parameter> parameters;
 
   int64_t offset = 0;  // first element in the flat buffers
@@ -69,6 +70,8 @@ class ParameterTable {
  public:
   // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
   WeightId add(Weight weight);
+  // Before allocate(): another layer uses the weight.
+  void add_user(WeightId id) { ++weights_[static_cast<size_t>(id)].users; }
   // A tensor that files of this model may carry though the model does not use it.
   void add_unused(std::string name) { unused_.insert(std::move(name)); }
   const std::set<std::string>& unused() const { return unused_; }

@@ -20,13 +20,18 @@ class WeightProvider {
 class ResidentWeights : public WeightProvider {
  public:
   explicit ResidentWeights(const ParameterTable& table) : table_(table) {}
+  // Called for each gradient_done.
+  void on_gradient_done(std::function<void(WeightId)> listener) { listener_ = std::move(listener); }
   Tensor acquire_forward(WeightId id) override { return table_.weight(id).value; }
   Tensor acquire_backward(WeightId id) override { return table_.weight(id).value; }
   Tensor gradient(WeightId id) override { return table_.weight(id).gradient; }
-  void gradient_done(WeightId) override {}
+  void gradient_done(WeightId id) override {
+    if (listener_) listener_(id);
+  }
 
  private:
   const ParameterTable& table_;
+  std::function<void(WeightId)> listener_;
 };
 
 }  // namespace invar

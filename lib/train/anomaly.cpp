@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "parallel/logical_tensor.h"
+
 namespace invar {
 namespace {
 
@@ -36,8 +38,9 @@ int64_t last_bad_gradient(const TrainState& state, int data_rank) {
   const ParameterTable& table = state.parameters();
   int64_t last = -1;
   for (const RowOwnership::Piece& piece : state.ownership().pieces(data_rank)) {
-    const Tensor gradient = table.flat_gradients().rows(piece.elements.begin, piece.elements.end);
-    if (piece.weight > last && !is_finite(gradient)) last = piece.weight;
+    if (piece.weight <= last) continue;
+    std::vector<float> gradient = read_f32(state.stream(), table.flat_gradients(), piece.elements);
+    if (!is_finite(view_of(gradient))) last = piece.weight;
   }
   return last;
 }
@@ -64,6 +67,7 @@ std::string nonfinite_origin(TrainState& state, const ProcessGroups& groups, std
                              int64_t layers, double loss) {
   LayerProbe probe(layers);
   for (const Batch& batch : batches) state.evaluate(batch, &probe);
+  state.take_loss();
   const int64_t layer = all_reduce_value(*groups.world, probe.first(), ReduceOp::kMin);
   if (layer < layers) return format("first in the output of decoder layer {}", layer);
   if (!std::isfinite(loss)) return "in the final norm or the head, all layers being finite";

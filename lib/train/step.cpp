@@ -63,10 +63,12 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, result.tokens));
 
   state.zero_gradients();
-  double loss_sum = 0;
-  for (const Batch& batch : batches) loss_sum += state.forward_backward(batch, static_cast<float>(share), hooks.sink);
-  result.loss = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum) * share;
+  for (const Batch& batch : batches) {
+    const auto turn = &batch == &batches.back() ? TrainState::Turn::kLast : TrainState::Turn::kMore;
+    state.forward_backward(batch, static_cast<float>(share), hooks.sink, turn);
+  }
   result.grad_norm = state.finish_gradients();
+  result.loss = all_reduce_value(*groups.data, state.take_loss(), ReduceOp::kSum) * share;
   if (hooks.gradients_complete) hooks.gradients_complete(result);
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
@@ -79,17 +81,19 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
 
 std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
                                      const DataStream& data, const std::function<bool()>& stop) {
-  double loss_sum = 0;
   int64_t tokens = 0;
   for (int64_t batch_index = 0; batch_index < config.train.eval_batches; ++batch_index) {
     const std::vector<Batch> batches = load_micro_batches(config, groups, data, batch_index);
     for (const Batch& batch : batches) {
-      loss_sum += state.evaluate(batch);
+      state.evaluate(batch);
       tokens += counted_labels(batch);
     }
-    if (stop && stop()) return std::nullopt;
+    if (stop && stop()) {
+      state.take_loss();
+      return std::nullopt;
+    }
   }
-  loss_sum = all_reduce_value(*groups.data, loss_sum, ReduceOp::kSum);
+  const double loss_sum = all_reduce_value(*groups.data, state.take_loss(), ReduceOp::kSum);
   tokens = all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
   return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
 }

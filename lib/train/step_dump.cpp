@@ -35,7 +35,7 @@ OwnedRows owned_rows(const TrainState& state, int data_rank, const Weight& weigh
       if (own.empty()) continue;
       const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;  // pieces are whole rows
       owned.runs.push_back({{first, first + own.size() / weight.cols}, 0});
-      const std::vector<float> values = read_f32(state.parameters().flat_gradients(), own);
+      const std::vector<float> values = read_f32(state.stream(), state.parameters().flat_gradients(), own);
       owned.values.insert(owned.values.end(), values.begin(), values.end());
     }
   }
@@ -63,7 +63,7 @@ void StepDump::record(const std::string& name, const Tensor& local, int64_t firs
   const int64_t width = local.dim(1);
   Piece piece{{first_row, first_row + rows},
               name == kLogits ? vocabulary_ : Range{0, width},
-              read_f32(local, {0, local.numel()})};
+              read_f32(Stream(DeviceType::kCpu), local, {0, local.numel()})};
   const int64_t kept = piece.cols.size();
   if (kept < width) {  // columns that pad the vocabulary
     for (int64_t row = 0; row < rows; ++row) {

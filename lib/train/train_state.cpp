@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "checkpoint/hf_weights.h"
+#include "device/device.h"
 #include "ops/elementwise.h"
 #include "optim/gradient_norm.h"
 
@@ -20,10 +22,45 @@ DecoderModel::Options options_of(const Config& config) {
 }
 
 // The table once it has its layout, on which ownership and optimizer are built.
-const ParameterTable& allocated(DecoderModel& model, Arena& parameters, Arena& gradients, Arena& constants) {
-  model.allocate(parameters, gradients, constants);
+const ParameterTable& allocated(DecoderModel& model, const Stream& stream, Arena& parameters, Arena& gradients,
+                                Arena& constants) {
+  model.allocate(stream, parameters, gradients, constants);
   return model.parameters();
 }
+
+// The optimizer's state as host pointers: to itself on the CPU, else to a copy.
+struct HostState {
+  struct Own {
+    WeightId weight;
+    Range elements;
+    float* master;
+    float* exp_avg;
+    float* exp_avg_sq;
+  };
+
+  HostState(const Stream& stream, const std::vector<AdamW::OwnState>& owned) {
+    int64_t total = 0;
+    for (const AdamW::OwnState& own : owned) total += 3 * own.elements.size();
+    if (stream.device() == DeviceType::kCuda) {
+      values = std::make_shared<std::vector<float>>(static_cast<size_t>(total));
+    }
+    float* next = values != nullptr ? values->data() : nullptr;
+    const auto in_host = [&](const Tensor& tensor) {
+      if (next == nullptr) return tensor.data<float>();
+      float* const at = std::exchange(next, next + tensor.numel());
+      copy_across(stream, tensor, Tensor(at, DType::kF32, DeviceType::kCpu, tensor.shape()));
+      return at;
+    };
+    for (const AdamW::OwnState& own : owned) {
+      float* const master = in_host(own.master);
+      float* const exp_avg = in_host(own.exp_avg);
+      states.push_back({own.weight, own.elements, master, exp_avg, in_host(own.exp_avg_sq)});
+    }
+  }
+
+  std::shared_ptr<std::vector<float>> values;  // of the copy
+  std::vector<Own> states;
+};
 
 }  // namespace
 
@@ -40,11 +77,14 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       scratch_("scratch", stream.device(), capacity.scratch),
       workspace_{stream_, saved_, scratch_},
       model_(decoder_spec(config.model), groups, options_of(config)),
-      ownership_(allocated(model_, parameters_, gradients_, constants_), groups.data->size()),
-      sync_(model_.parameters(), ownership_, groups),
+      ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size()),
+      sync_(model_.parameters(), ownership_, groups, stream_),
       optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
+  model_.on_gradient_done([this](WeightId id) { sync_.gradient_done(id); });
   optimizer_.allocate(optimizer_memory_);
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
+  loss_sum_ = constants_.allocate("loss", DType::kF64, {1});
+  squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
   labels_ = constants_.allocate("labels", DType::kI32, {tokens});
   if (config.data.reset_at_eod) document_starts_ = constants_.allocate("document starts", DType::kI32, {tokens});
@@ -53,13 +93,17 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
 MicroBatch TrainState::to_device(const Batch& batch) {
   INVAR_CHECK(std::ssize(batch.tokens) == tokens_.dim(0), "micro-batch of {} tokens, room for {}", batch.tokens.size(),
               tokens_.dim(0));
-  std::copy(batch.tokens.begin(), batch.tokens.end(), tokens_.data<int32_t>());
-  std::copy(batch.labels.begin(), batch.labels.end(), labels_.data<int32_t>());
+  const auto give = [&](const std::vector<int32_t>& ids, const Tensor& to) {
+    std::vector<int32_t> from = ids;
+    copy_across(stream_, view_of(from), to);
+  };
+  give(batch.tokens, tokens_);
+  give(batch.labels, labels_);
   INVAR_CHECK(batch.document_starts.empty() != document_starts_.defined(),
               "document starts of {} tokens, data.reset_at_eod is {}", batch.document_starts.size(),
               document_starts_.defined());
   if (document_starts_.defined()) {
-    std::copy(batch.document_starts.begin(), batch.document_starts.end(), document_starts_.data<int32_t>());
+    give(batch.document_starts, document_starts_);
   }
   return on_device();
 }
@@ -68,30 +112,51 @@ void TrainState::zero_gradients() {
   ops::zero(stream_, parameters().flat_gradients());
 }
 
-double TrainState::forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink) {
-  return model_.forward_backward(workspace_, to_device(batch), gradient_scale, sink);
+void TrainState::forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink, Turn turn) {
+  if (turn == Turn::kLast) sync_.begin_last_micro_batch();
+  model_.forward_backward(workspace_, to_device(batch), gradient_scale, loss_sum_, sink);
 }
 
-double TrainState::evaluate(const Batch& batch, TensorSink* sink) {
-  return model_.evaluate(workspace_, to_device(batch), sink);
+void TrainState::evaluate(const Batch& batch, TensorSink* sink) {
+  model_.evaluate(workspace_, to_device(batch), loss_sum_, sink);
+}
+
+double TrainState::take_loss() {
+  double sum = 0;
+  copy_across(stream_, loss_sum_, Tensor(&sum, DType::kF64, DeviceType::kCpu, {1}));
+  ops::zero(stream_, loss_sum_);
+  return sum;
 }
 
 double TrainState::finish_gradients() {
-  sync_.finish(stream_);
-  return gradient_norm(stream_, parameters(), ownership_, groups_);
+  sync_.finish();
+  return gradient_norm(stream_, parameters(), ownership_, groups_, squares_);
 }
 
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
   optimizer_.update(stream_, step, lr, gradient_scale);
-  sync_.publish(stream_);
+  sync_.publish();
 }
 
 void TrainState::load(const CheckpointReader& reader) {
   const StatePart part = own_part(Copies::kAll);
   reader.require(part.tensors);
   reader.read(part);
+  upload(part);
   optimizer_.publish_masters(stream_);
-  sync_.publish(stream_);
+  sync_.publish();
+}
+
+// The whole host copy back to the device.
+void TrainState::upload(const StatePart& part) {
+  if (part.host_copy == nullptr) return;
+  float* next = part.host_copy->data();
+  for (const AdamW::OwnState& own : optimizer_.own_states()) {
+    for (const Tensor& tensor : {own.master, own.exp_avg, own.exp_avg_sq}) {
+      copy_across(stream_, Tensor(next, DType::kF32, DeviceType::kCpu, tensor.shape()), tensor);
+      next += tensor.numel();
+    }
+  }
 }
 
 StatePart TrainState::own_part(Copies copies) const {
@@ -106,7 +171,9 @@ StatePart TrainState::own_part(Copies copies) const {
       part.tensors.emplace_back("optimizer/exp_avg_sq", parameter);
     }
   }
-  for (const AdamW::OwnState& own : optimizer_.own_states()) {
+  const HostState host(stream_, optimizer_.own_states());
+  part.host_copy = host.values;
+  for (const HostState::Own& own : host.states) {
     const Weight& weight = parameters().weight(own.weight);
     const Range stored{(own.elements.begin - weight.offset) / weight.cols,
                        (own.elements.end - weight.offset) / weight.cols};
@@ -122,10 +189,10 @@ StatePart TrainState::own_part(Copies copies) const {
         const Range rows = intersect(run.global, {stored.begin + shift, stored.end + shift});
         if (rows.empty()) continue;
         const int64_t at = (rows.begin - shift - stored.begin) * weight.cols;
-        part.runs.push_back({tensor, rows, own.master.data<float>() + at});
+        part.runs.push_back({tensor, rows, own.master + at});
         if (!parameter.trained) continue;
-        part.runs.push_back({tensor + 1, rows, own.exp_avg.data<float>() + at});
-        part.runs.push_back({tensor + 2, rows, own.exp_avg_sq.data<float>() + at});
+        part.runs.push_back({tensor + 1, rows, own.exp_avg + at});
+        part.runs.push_back({tensor + 2, rows, own.exp_avg_sq + at});
       }
     }
   }
@@ -133,7 +200,8 @@ StatePart TrainState::own_part(Copies copies) const {
 }
 
 void TrainState::dry_run() {
-  model_.forward_backward(workspace_, on_device(), 1.0f);
+  sync_.begin_last_micro_batch();
+  model_.forward_backward(workspace_, on_device(), 1.0f, loss_sum_);
   finish_gradients();
   update(1, 0.0, 1.0);
 }
@@ -147,22 +215,25 @@ namespace {
 
 // A rank without bytes and without peers: the real code runs on it and moves nothing.
 struct MetaRank {
-  MetaRank(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic)
+  MetaRank(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic,
+           DeviceType target = DeviceType::kCpu)
       : world(make_recording_communicator(world_rank, topology.world(), "world", traffic)),
         groups(make_process_groups(*world, topology, GroupMaker(traffic))),
+        stream(Stream::meta(target)),
         state(config, groups, stream, {}) {}
 
   std::unique_ptr<Communicator> world;
   ProcessGroups groups;
-  Stream stream{DeviceType::kMeta};
+  Stream stream;
   TrainState state;
 };
 
 }  // namespace
 
-MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank, TrafficTable* traffic) {
+MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank, DeviceType target,
+                           TrafficTable* traffic) {
   TrafficTable ignored;
-  MetaRank rank(config, topology, world_rank, traffic != nullptr ? traffic : &ignored);
+  MetaRank rank(config, topology, world_rank, traffic != nullptr ? traffic : &ignored, target);
   rank.state.dry_run();
   return rank.state.used();
 }
@@ -200,7 +271,7 @@ std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model) {
 void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader) {
   TrafficTable ignored;
   const MetaRank rank(config, topology, world_rank, &ignored);
-  load_hf_weights(rank.state.parameters(), reader);
+  load_hf_weights(rank.state.parameters(), rank.stream, reader);
 }
 
 }  // namespace invar

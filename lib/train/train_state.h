@@ -48,19 +48,26 @@ class TrainState {
   StatePart own_part(Copies copies) const;
 
   void zero_gradients();
-  // Σ loss of the micro-batch; adds the gradient of gradient_scale times it.
-  double forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink = nullptr);
-  double evaluate(const Batch& batch, TensorSink* sink = nullptr);
+  // Adds the micro-batch's Σ loss to what take_loss() will give, and the gradient of gradient_scale times it. In the
+  // step's last micro-batch the sums over ranks run beside the backward pass.
+  enum class Turn : uint8_t { kMore, kLast };
+  void forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink = nullptr, Turn turn = Turn::kMore);
+  void evaluate(const Batch& batch, TensorSink* sink = nullptr);
+  // Σ loss of the micro-batches since it was last taken. Waits for the device.
+  double take_loss();
   // Completes the gradients over all ranks; returns their global norm.
   double finish_gradients();
   // AdamW update `step` (from 1) and the new values to every rank that holds them.
   void update(int64_t step, double lr, double gradient_scale);
+
+  std::vector<std::string> explain_attention() { return model_.explain_attention(workspace_, on_device()); }
 
   // A step on tensors as they are; on meta it finds what a step needs.
   void dry_run();
   MemorySizes used() const;  // high-water marks
 
  private:
+  void upload(const StatePart& part);
   MicroBatch to_device(const Batch& batch);
   MicroBatch on_device() const { return {tokens_, labels_, sequence_length_, document_starts_}; }
 
@@ -78,15 +85,17 @@ class TrainState {
   RowOwnership ownership_;
   GradientSync sync_;
   AdamW optimizer_;
+  Tensor loss_sum_;  // f64 (1)
+  Tensor squares_;   // f64 (1): of the gradients
   Tensor tokens_;
   Tensor labels_;
   Tensor document_starts_;  // undefined without data.reset_at_eod
 };
 
-// What a rank needs, found by running one step of the real code on meta tensors. `traffic`, if given, receives what the
-// rank sends in one micro-step and the step's end. Not collective.
+// What a rank needs on a device of the given kind, found by running one step of the real code on meta tensors.
+// `traffic`, if given, receives what the rank sends in one micro-step and the step's end. Not collective.
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,
-                           TrafficTable* traffic = nullptr);
+                           DeviceType target = DeviceType::kCpu, TrafficTable* traffic = nullptr);
 
 // Elements of the whole model, at any layout.
 struct ParameterCounts {

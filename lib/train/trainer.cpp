@@ -11,6 +11,7 @@
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
+#include "device/device.h"
 #include "device/memory.h"
 #include "models/model_flops.h"
 #include "observe/console.h"
@@ -60,6 +61,19 @@ std::string export_owner(const Config& config) {
 
 std::string mib(int64_t bytes) {
   return format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// Before anything is allocated: what the arenas need does not fit on the GPU.
+void refuse_too_large(const MemorySizes& memory, const Stream& stream) {
+  if (stream.device() != DeviceType::kCuda) return;
+  const CudaMemoryInfo gpu = cuda_memory_info();
+  if (memory.total() <= gpu.free) return;
+  throw Error(ErrorKind::kFault,
+              format("out of GPU memory: the run needs {} (parameters {}, gradients {}, optimizer {}, activations {}, "
+                     "scratch {}), of {} {} are free",
+                     mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
+                     mib(memory.saved), mib(memory.scratch + memory.constants), mib(gpu.total), mib(gpu.free)),
+              "use more ranks, a smaller train.micro_batch_size or train.recompute: full");
 }
 
 }  // namespace
@@ -121,7 +135,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
 
 void Trainer::fill_weights(TrainState& state) const {
   if (weights_ != nullptr) {
-    load_hf_weights(state.parameters(), *weights_);
+    load_hf_weights(state.parameters(), stream_, *weights_);
   } else {
     initialise(state.parameters(), stream_, config_.train.seed, config_.model.initializer_range);
   }
@@ -138,6 +152,10 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info(format("batch: {} sequences of {} = {} tokens a step, {} micro-steps of {}", batch,
                   config_.train.sequence_length, batch * config_.train.sequence_length,
                   batch / (config_.train.micro_batch_size * grid.data), config_.train.micro_batch_size));
+  if (stream_.device() == DeviceType::kCuda) {
+    const CudaMemoryInfo gpu = cuda_memory_info();
+    log.info(format("GPU of rank 0: {}, {} free", describe_cuda_device(current_cuda_device()), mib(gpu.free)));
+  }
   log.info(format("memory of rank 0: {} (parameters {}, gradients {}, optimizer {}, activations {}, scratch {})",
                   mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
                   mib(memory.saved), mib(memory.scratch + memory.constants)));
@@ -149,9 +167,11 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
 Ending Trainer::run(Log& log) {
   checkpoints_.agree();
   const int rank = groups_.world->rank();
-  const MemorySizes memory = measure_memory(config_, groups_.topology, rank);
+  const MemorySizes memory = measure_memory(config_, groups_.topology, rank, stream_.device());
   describe(log, memory);
+  refuse_too_large(memory, stream_);
   TrainState state(config_, groups_, stream_, memory);
+  for (const std::string& line : state.explain_attention()) log.info("attention of " + line);
   if (checkpoints_.resumes()) {
     checkpoints_.load(state);
   } else {
@@ -260,7 +280,7 @@ void Trainer::report_anomalies(const StepResult& result, Output& output) const {
 }
 
 void Trainer::report(const StepResult& result, double seconds, Output& output) const {
-  const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(), ReduceOp::kMax);
+  const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(stream_), ReduceOp::kMax);
   if (groups_.world->rank() != 0) return;
   StepMetrics metrics;
   metrics.step = output.progress.step;

@@ -18,7 +18,9 @@ REFERENCE = ROOT / "tests" / "reference"
 INVAR = os.environ.get("INVAR", str(ROOT / "build/cpu-release/bin/invar"))
 MPIRUN = os.environ.get("MPIRUN", "mpirun")
 LAUNCH = [MPIRUN, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+# On the CPU, where several ranks can share a machine: GPUs are hidden.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+               "CUDA_VISIBLE_DEVICES": ""}
 
 # A build with sanitizers is several times slower, and takes terabytes of addresses.
 SANITIZED = bool(os.environ.get("INVAR_SANITIZE"))

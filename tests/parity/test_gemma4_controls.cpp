@@ -69,7 +69,7 @@ Mistake without_per_layer_sum(int which) {
   return [which](WrappedCommunicator& tensor) {
     tensor.tamper_with_all_reduce([which, count = 0](const Tensor& buffer) mutable {
       if (!is_per_layer_sum(buffer) || count++ % 2 != which) return std::function<void()>();
-      std::vector<float> own = read_f32(buffer, {0, buffer.numel()});
+      std::vector<float> own = read_f32(Stream(DeviceType::kCpu), buffer, {0, buffer.numel()});
       return std::function<void()>(
           [own = std::move(own), buffer] { std::copy(own.begin(), own.end(), buffer.data<float>()); });
     });
@@ -196,7 +196,7 @@ class DropContribution : public TensorSink {
     if (name == format("d_kv.{}", layer_)) {
       std::copy(before.begin(), before.end(), d_kv.data<float>());
     } else {
-      before = read_f32(d_kv, {0, d_kv.numel()});
+      before = read_f32(Stream(DeviceType::kCpu), d_kv, {0, d_kv.numel()});
     }
   }
 
@@ -250,9 +250,8 @@ TEST_CASE("padding is masked after the softcap; the other order is noticed") {
     };
     const Tensor row = f32(x, 0, {1, 256});
     ops::softcap(stream, kCap, row);
-    ops::logits_max(stream, row, kRows, vocabulary, f32(out, 0, {1}));
-    ops::logits_sum_exp(stream, row, Tensor(label.data(), DType::kI32, DeviceType::kCpu, {1}), kRows, vocabulary,
-                        f32(out, 0, {1}), f32(out, 1, {1}), f32(out, 2, {1}));
+    ops::logits_statistics(stream, row, Tensor(label.data(), DType::kI32, DeviceType::kCpu, {1}), kRows, vocabulary,
+                           f32(out, 0, {1}), f32(out, 1, {1}), f32(out, 2, {1}));
     return double{out[1]} * std::exp(double{out[0]});
   };
   for (const float padding : {0.0f, 1e9f, -1e9f}) CHECK(sum_of(kVocab, padding) == Approx(exact).epsilon(1e-6));
@@ -269,7 +268,7 @@ std::vector<std::vector<float>> hidden_states(const Edit& edit) {
    public:
     bool wants(std::string_view name) const override { return name.starts_with("hidden."); }
     void record(const std::string&, const Tensor& local, int64_t) override {
-      states.push_back(read_f32(local, {0, local.numel()}));
+      states.push_back(read_f32(Stream(DeviceType::kCpu), local, {0, local.numel()}));
     }
     std::vector<std::vector<float>> states;
   } keep;
@@ -278,7 +277,7 @@ std::vector<std::vector<float>> hidden_states(const Edit& edit) {
   const ProcessGroups groups = make_process_groups(*world, {1, 1});
   const Stream stream(DeviceType::kCpu);
   TrainState state(config, groups, stream, measure_memory(config, groups.topology, 0));
-  load_hf_weights(state.parameters(), SafetensorsReader(config.model.hf_path));
+  load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
   const Tensor& values = state.parameters().flat_values();
   state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range at) {
     edit(p, {values.data<float>() + at.begin, static_cast<size_t>(at.size())});

@@ -27,7 +27,7 @@ using Tensors = std::map<std::string, std::vector<float>>;
 struct Model {
   Model(const ModelConfig& config, const ProcessGroups& groups, DType dtype)
       : model(decoder_spec(config), groups, options(dtype)) {
-    model.allocate(values, gradients, constants);
+    model.allocate(Stream(DeviceType::kCpu), values, gradients, constants);
   }
   static DecoderModel::Options options(DType dtype) {
     DecoderModel::Options options;
@@ -62,7 +62,7 @@ Tensors load_at(const fs::path& folder, int tensor, int data, DType dtype, const
   run_thread_ranks(tensor * data, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {tensor, data});
     Model model(config, groups, dtype);
-    load_hf_weights(model.model.parameters(), SafetensorsReader(folder));
+    load_hf_weights(model.model.parameters(), Stream(DeviceType::kCpu), SafetensorsReader(folder));
     Tensors mine = collect(model, groups);
     if (!to.empty()) {
       export_hf_weights(model.model.parameters(), groups, Stream(DeviceType::kCpu), to, max_shard_bytes);

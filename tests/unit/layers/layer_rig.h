@@ -111,7 +111,7 @@ class Rank {
     for (Tensor* part : {&table_of_angles.cos, &table_of_angles.sin}) {
       *part = constants_.allocate("rope", DType::kF32, {case_.sequence_length, head_dim / 2});
     }
-    ops::fill_rope_table(table_of_angles, theta, head_dim, rotated_pairs);
+    ops::fill_rope_table(stream, table_of_angles, theta, head_dim, rotated_pairs);
     return table_of_angles;
   }
 

@@ -54,9 +54,10 @@ LayerCase head_case(double softcap) {
       const Tensor labels(ids.data(), DType::kI32, DeviceType::kCpu, {t});
       std::optional<float> scale;
       if (rank.with_gradients) scale = rank.output_gradient("loss").data<float>()[0];
-      const LmHead::Result result = layer.loss(ctx, x, labels, scale);
-      rank.give("loss", result.loss_sum);
-      if (rank.with_gradients) rank.give_gradient("x", result.d_x);
+      double loss = 0;
+      const Tensor d_x = layer.loss(ctx, x, labels, scale, Tensor(&loss, DType::kF64, DeviceType::kCpu, {1}));
+      rank.give("loss", loss);
+      if (rank.with_gradients) rank.give_gradient("x", d_x);
     };
   };
   return layer_case;

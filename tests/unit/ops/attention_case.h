@@ -67,10 +67,11 @@ class AttentionCase : public AttentionOperands {
  public:
   static constexpr int64_t kUnused = 3;
 
-  AttentionCase(const AttentionShape& shape, DType dtype, unsigned seed = 1) {
+  AttentionCase(const AttentionShape& shape, DType dtype, unsigned seed = 1, int64_t unused = kUnused)
+      : unused_(unused) {
     const int64_t heads = shape.groups * shape.heads_per_group;
     const int64_t group_stride = (shape.heads_per_group + 2) * shape.head_dim;
-    const int64_t row = shape.groups * group_stride + kUnused;
+    const int64_t row = shape.groups * group_stride + unused;
     params = {shape.sequence, static_cast<float>(1.5 / std::sqrt(static_cast<double>(shape.head_dim))), shape.window,
               Tensor()};
     for (int64_t width : {row, row, heads * shape.head_dim, heads * shape.head_dim}) {
@@ -95,6 +96,9 @@ class AttentionCase : public AttentionOperands {
   AttentionCase(const AttentionCase&) = delete;
   AttentionCase& operator=(const AttentionCase&) = delete;
 
+  // What the views are views of.
+  const std::vector<Tensor>& buffers() const { return buffers_; }
+
   static int64_t count(const ops::HeadView& view) { return view.tokens() * view.heads() * view.head_dim; }
 
   // The view's elements in the order (T, heads, D).
@@ -114,7 +118,7 @@ class AttentionCase : public AttentionOperands {
     const Tensor& gradients = buffers_[1];
     const auto* bytes = static_cast<const unsigned char*>(gradients.raw());
     const int64_t row = gradients.dim(1) * size_of(gradients.dtype());
-    const int64_t unused = kUnused * size_of(gradients.dtype());
+    const int64_t unused = unused_ * size_of(gradients.dtype());
     for (int64_t token = 1; token <= gradients.dim(0); ++token) {
       for (int64_t i = 1; i <= unused; ++i) {
         if (bytes[token * row - i] != 0xff) return false;
@@ -150,6 +154,7 @@ class AttentionCase : public AttentionOperands {
     }
   }
 
+  int64_t unused_;
   std::vector<std::vector<std::byte>> storage_;
   std::vector<Tensor> buffers_;
 };

@@ -21,29 +21,29 @@ Result run(const HostTensor& logits, const HostTensor& labels, int64_t vocabular
   HostTensor sum(DType::kF32, {n}, Values(rows, 0.0)), target = sum;
   Result result{HostTensor(DType::kF32, {n}), HostTensor(dtype, {n, width})};
 
-  std::vector<HostTensor> locals;
+  std::vector<HostTensor> locals, own_maxima, own_sums;
   for (const Range part : parts) {
     HostTensor& local = locals.emplace_back(DType::kF32, std::vector<int64_t>{n, part.size()});
-    HostTensor part_maximum(DType::kF32, {n});
+    HostTensor& part_maximum = own_maxima.emplace_back(DType::kF32, std::vector<int64_t>{n});
+    HostTensor& part_sum = own_sums.emplace_back(DType::kF32, std::vector<int64_t>{n});
+    HostTensor part_target(DType::kF32, {n});
     for (size_t i = 0; i < local.size(); ++i) {
       const size_t row = i / static_cast<size_t>(part.size()), column = i % static_cast<size_t>(part.size());
       local.set(i, logits[row * static_cast<size_t>(width) + static_cast<size_t>(part.begin) + column]);
     }
     if (cap > 0) softcap(stream, cap, local);
-    logits_max(stream, local, part, vocabulary_size, part_maximum);
+    logits_statistics(stream, local, labels, part, vocabulary_size, part_maximum, part_sum, part_target);
     for (size_t t = 0; t < rows; ++t) {
-      if (part.begin >= vocabulary_size) CHECK(part_maximum[t] == -kInfinity);
+      if (part.begin >= vocabulary_size) {
+        CHECK((part_maximum[t] == -kInfinity && part_sum[t] == 0 && part_target[t] == 0));
+      }
       maximum.set(t, std::max(maximum[t], part_maximum[t]));
+      target.set(t, target[t] + part_target[t]);
     }
   }
   for (size_t p = 0; p < parts.size(); ++p) {
-    HostTensor part_sum(DType::kF32, {n}), part_target(DType::kF32, {n});
-    logits_sum_exp(stream, locals[p], labels, parts[p], vocabulary_size, maximum, part_sum, part_target);
-    for (size_t t = 0; t < rows; ++t) {
-      if (parts[p].begin >= vocabulary_size) CHECK((part_sum[t] == 0 && part_target[t] == 0));
-      sum.set(t, sum[t] + part_sum[t]);
-      target.set(t, target[t] + part_target[t]);
-    }
+    rescale_sum_exp(stream, own_maxima[p], maximum, own_sums[p]);
+    for (size_t t = 0; t < rows; ++t) sum.set(t, sum[t] + own_sums[p][t]);
   }
   token_losses(stream, labels, maximum, sum, target, result.losses);
   for (size_t p = 0; p < parts.size(); ++p) {
@@ -167,25 +167,25 @@ TEST_CASE("cross entropy of no tokens, on meta, and of wrong operands") {
 
   const HostTensor logits(DType::kF32, {2, 5}), labels(DType::kI32, {2}), f(DType::kF32, {2}), bf16(DType::kBF16, {2});
   const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };
-  logits_max(kMeta, meta(logits), {0, 5}, 5, meta(f));
-  logits_sum_exp(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), meta(f));
+  logits_statistics(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), meta(f));
+  rescale_sum_exp(kMeta, meta(f), meta(f), meta(f));
   token_losses(kMeta, meta(labels), meta(f), meta(f), meta(f), meta(f));
   logits_gradient(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), 1.0f, 30.0f, meta(logits));
   softcap(kMeta, 30.0f, meta(logits));
 
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_max(kCpu, logits, {0, 6}, 5, f);
+                              logits_statistics(kCpu, logits, labels, {0, 6}, 5, f, f, f);
                             }),
                  "logits is f32 (2, 5), expected f32 (2, 6)"));
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_max(kCpu, logits, {0, 5}, 5, bf16);
+                              logits_statistics(kCpu, logits, labels, {0, 5}, 5, bf16, f, f);
                             }),
                  "maximum is bf16 (2)"));
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_sum_exp(kCpu, logits, f, {0, 5}, 5, f, f, f);
+                              logits_statistics(kCpu, logits, f, {0, 5}, 5, f, f, f);
                             }),
                  "labels is f32 (2)"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { token_losses(kCpu, labels, f, no_labels, f, f); }),

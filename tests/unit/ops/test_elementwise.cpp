@@ -112,6 +112,28 @@ double sum_in_order(const Values& terms) {
   return total;
 }
 
+double sum(const Stream& stream, const Tensor& x) {
+  double total = 0;
+  add_sum(stream, x, Tensor(&total, DType::kF64, stream.device(), {1}));
+  return total;
+}
+
+double sum_of_squares(const Stream& stream, const Tensor& x) {
+  double total = 0;
+  add_sum_of_squares(stream, x, Tensor(&total, DType::kF64, stream.device(), {1}));
+  return total;
+}
+
+TEST_CASE("add_sum and add_sum_of_squares add to what is there") {
+  double total = 1.5;
+  const HostTensor x(DType::kF32, {2}, {3, -4});
+  const Tensor there(&total, DType::kF64, DeviceType::kCpu, {1});
+  add_sum(kCpu, x, there);
+  CHECK(total == 0.5);
+  add_sum_of_squares(kCpu, x, there);
+  CHECK(total == 25.5);
+}
+
 TEST_CASE("sum and sum_of_squares keep their order for any number of threads") {
   for (const int64_t n :
        {int64_t{1}, int64_t{15}, int64_t{707}, kSumBlock - 1, kSumBlock, kSumBlock + 1, 5 * kSumBlock + 4321}) {

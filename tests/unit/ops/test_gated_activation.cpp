@@ -40,9 +40,10 @@ TEST_CASE("gated_activation forward and backward are the formula and its derivat
   };
   require_rounded(d_gate_up, numeric_gradient(loss, gate_up.values()));
 
-  HostTensor in_place = gate_up;
-  gated_activation_backward(kCpu, activation, d_out, in_place, width, in_place);
+  HostTensor in_place = gate_up, again(dtype, {tokens, blocks * width});
+  gated_activation_backward(kCpu, activation, d_out, in_place, width, in_place, again);
   CHECK(in_place.same_bits(d_gate_up));
+  CHECK(again.same_bits(out));
 }
 
 TEST_CASE("gate forward and backward are the formula and its derivative") {

@@ -10,7 +10,7 @@ using namespace invar::test;
 TEST_CASE("the rope table holds cos and sin of fp32 angles") {
   const int64_t positions = 40000, head_dim = 6;
   HostTensor cos(DType::kF32, {positions, 3}), sin(DType::kF32, {positions, 3});
-  fill_rope_table({cos, sin}, 1e6, head_dim, 3);
+  fill_rope_table(kCpu, {cos, sin}, 1e6, head_dim, 3);
   int differ = 0;
   for (size_t position = 0; position < 40000; position += 37) {
     for (size_t i = 0; i < 3; ++i) {
@@ -24,11 +24,15 @@ TEST_CASE("the rope table holds cos and sin of fp32 angles") {
   CHECK(differ > 0);  // rounding the angle shows: fp64 all the way would be another table
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              fill_rope_table({cos, sin}, 1e6, 8, 4);
+                              fill_rope_table(kCpu, {cos, sin}, 1e6, 8, 4);
                             }),
                  "rope cos is f32 (40000, 3)"));
-  CHECK(contains(message_of(ErrorKind::kFault, [&] { fill_rope_table({cos, sin}, 1e6, 7, 3); }), "even head_dim"));
-  fill_rope_table({cos.on(DeviceType::kMeta), sin.on(DeviceType::kMeta)}, 1e6, head_dim, 3);
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              fill_rope_table(kCpu, {cos, sin}, 1e6, 7, 3);
+                            }),
+                 "even head_dim"));
+  fill_rope_table(kMeta, {cos.on(DeviceType::kMeta), sin.on(DeviceType::kMeta)}, 1e6, head_dim, 3);
 }
 
 TEST_CASE("proportional rope: frequencies over the whole head, and pairs that stand still") {
@@ -41,7 +45,7 @@ TEST_CASE("proportional rope: frequencies over the whole head, and pairs that st
                                             {1e4, 256, 128, {{0, 1.0}, {1, 0.930572}, {127, 1.0746078e-4}}}}));
   const auto half = static_cast<size_t>(c.head_dim / 2), rotated = static_cast<size_t>(c.rotated);
   HostTensor cos(DType::kF32, {5, c.head_dim / 2}), sin = cos;
-  fill_rope_table({cos, sin}, c.theta, c.head_dim, c.rotated);
+  fill_rope_table(kCpu, {cos, sin}, c.theta, c.head_dim, c.rotated);
   for (const auto& [pair, frequency] : c.frequencies) {
     CHECK(std::atan2(sin[half + pair], cos[half + pair]) == Approx(frequency).epsilon(5e-7));
     const double angle = 4 * frequency;
@@ -71,7 +75,7 @@ struct HeadCase {
         cos(DType::kF32, {kTable, head_dim / 2}),
         sin(DType::kF32, {kTable, head_dim / 2}),
         rope{cos, sin} {
-    fill_rope_table(rope, 100.0, head_dim, rotated_pairs);
+    fill_rope_table(kCpu, rope, 100.0, head_dim, rotated_pairs);
   }
   HeadCase(DType dtype_, int64_t tokens_, int64_t head_dim_, bool queries_)
       : HeadCase(dtype_, tokens_, head_dim_, queries_, head_dim_ / 2) {}

@@ -81,12 +81,12 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
     ParameterTable table;
     fill_table(table, values, gradients);
     const RowOwnership ownership(table, 3, 500);
-    GradientSync sync(table, ownership, groups);
     const Stream stream(DeviceType::kCpu);
+    GradientSync sync(table, ownership, groups, stream);
     auto gradient = table.flat_gradients().span<float>();
     for (size_t i = 0; i < gradient.size(); ++i)
       gradient[i] = static_cast<float>(i) * static_cast<float>(world.rank() + 1);
-    sync.finish(stream);
+    sync.finish();
     auto value = table.flat_values().span<float>();
     for (const auto& piece : ownership.pieces(world.rank())) {
       for (int64_t i = piece.elements.begin; i < piece.elements.end; ++i) {
@@ -94,11 +94,47 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
         value[static_cast<size_t>(i)] = static_cast<float>(i) + 0.5f;
       }
     }
-    sync.publish(stream);
+    sync.publish();
     for (const Weight& w : table.weights()) {
       for (int64_t i = w.elements().begin; i < w.elements().end; ++i) {
         CHECK(value[static_cast<size_t>(i)] == static_cast<float>(i) + 0.5f);
       }
+    }
+  });
+}
+
+TEST_CASE("a bucket is summed when the last user of its weights is done, and once") {
+  run_thread_ranks(2, [](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {1, 2});
+    Arena values("values", DeviceType::kCpu, 1 << 16);
+    Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
+    ParameterTable table;
+    add_matrix(table, "a", 8, 8);
+    add_matrix(table, "b", 8, 8);
+    table.add_user(0);
+    table.allocate(values, gradients, DType::kF32);
+    const RowOwnership ownership(table, 2, 64);
+    REQUIRE(ownership.buckets().size() == 2);
+    const Stream stream(DeviceType::kCpu);
+    GradientSync sync(table, ownership, groups, stream);
+    for (const int step : {1, 2}) {
+      for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(step);
+      const auto mine = [&](size_t bucket) {
+        const Range own = ownership.buckets()[bucket].owned(world.rank());
+        return table.flat_gradients().span<float>()[static_cast<size_t>(own.begin)];
+      };
+      sync.gradient_done(1);  // of an earlier micro-batch
+      sync.begin_last_micro_batch();
+      sync.gradient_done(0);
+      CHECK(mine(0) == static_cast<float>(step));
+      sync.gradient_done(1);
+      CHECK(mine(1) == static_cast<float>(2 * step));
+      sync.gradient_done(0);
+      CHECK(mine(0) == static_cast<float>(2 * step));
+      CHECK_THROWS_AS(sync.gradient_done(0), Error);
+      sync.finish();
+      CHECK(mine(0) == static_cast<float>(2 * step));
+      CHECK(mine(1) == static_cast<float>(2 * step));
     }
   });
 }
@@ -127,7 +163,8 @@ TEST_CASE("partial gradients are summed over their replicas, complete ones are n
     table.allocate(values, gradients, DType::kF32);
     const RowOwnership ownership(table, 1);
     for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(world.rank() + 1);
-    GradientSync(table, ownership, groups).finish(Stream(DeviceType::kCpu));
+    const Stream stream(DeviceType::kCpu);
+    GradientSync(table, ownership, groups, stream).finish();
     CHECK(table.weight(ids[0]).gradient.span<float>()[4] == static_cast<float>(world.rank() + 1));
     CHECK(table.weight(ids[1]).gradient.span<float>()[0] == 3.0f);
     CHECK(table.weight(ids[2]).gradient.span<float>()[4] == 3.0f);

@@ -1,0 +1,95 @@
+#include "app/rank_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "app/commands.h"
+#include "comm/device_communicator.h"
+#include "comm/nccl_communicator.h"
+#include "device/device.h"
+
+namespace invar::app {
+namespace {
+
+// As an owner that does not own.
+std::shared_ptr<Communicator> borrowed(Communicator& world) {
+  return {&world, [](Communicator*) {}};
+}
+
+// The host's ranks share its GPUs in the order of their local ranks; where a launcher shows each rank its own GPU only,
+// that one is number 0.
+int device_index(const MpiSession& session) {
+  return session.local_rank() % cuda_device_count();
+}
+
+// NCCL cannot share a GPU among ranks. ids: of every rank's GPU.
+void refuse_shared_gpu(const std::vector<int64_t>& ids, int world_rank, int index) {
+  const auto first = std::find(ids.begin(), ids.end(), ids[static_cast<size_t>(world_rank)]) - ids.begin();
+  if (first == world_rank) return;
+  throw Error(ErrorKind::kConfig,
+              format("ranks {} and {} both have GPU {} ({}): every rank needs one to itself", first, world_rank, index,
+                     describe_cuda_device(index)),
+              format("start at most {} on this host, or set device: cpu", cuda_device_count()));
+}
+
+NcclOptions nccl_options(const Config& config, MpiSession& session) {
+  NcclOptions options;
+  options.timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
+  options.synchronous = config.comm.synchronous;
+  options.on_failure = [&session](const std::string& report) {
+    std::fputs(format("rank {}: {}\n", session.world().rank(), report).c_str(), stderr);
+    constexpr auto kForTheOthers = std::chrono::seconds(3);  // to say where they are
+    std::this_thread::sleep_for(kForTheOthers);
+    session.abort(static_cast<int>(ErrorKind::kFault));
+  };
+  return options;
+}
+
+}  // namespace
+
+DeviceType choose_device(const Config& config) {
+  const bool found = cuda_device_count() > 0;
+  if (config.device == DeviceChoice::kCpu) return DeviceType::kCpu;
+  if (config.device == DeviceChoice::kAuto) return found ? DeviceType::kCuda : DeviceType::kCpu;
+  if (!has_cuda()) {
+    throw Error(ErrorKind::kConfig, "device = cuda, but this invar was built without CUDA",
+                "set device: cpu, or build with -DINVAR_CUDA=ON");
+  }
+  if (!found) {
+    throw Error(ErrorKind::kConfig, "device = cuda, but this process sees no GPU",
+                "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or set device: cpu");
+  }
+  return DeviceType::kCuda;
+}
+
+RankDevice open_device(const Config& config, MpiSession& session) {
+  Communicator& world = session.world();
+  const int threads = threads_per_rank(session.local_size());
+  DeviceType device = DeviceType::kCpu;
+  together(world, [&] { device = choose_device(config); });
+  // A host without GPUs among others with: auto means the same on all.
+  const bool all = all_reduce_value(world, int64_t{device == DeviceType::kCuda}, ReduceOp::kMin) == 1;
+  if (!all) return {Stream(DeviceType::kCpu, threads), borrowed(world)};
+  const int index = device_index(session);
+  std::vector<int64_t> mine = {cuda_device_id(index)};
+  std::vector<int64_t> ids(static_cast<size_t>(world.size()));
+  world.all_gather(Stream(DeviceType::kCpu), view_of(mine), view_of(ids), equal_counts(world.size(), 1));
+  RankDevice rank{Stream(DeviceType::kCpu), nullptr};
+  together(world, [&] {
+    refuse_shared_gpu(ids, world.rank(), index);
+    rank.stream = make_cuda_stream(index, threads);
+    rank.world = world.size() == 1 ? make_staged_communicator(borrowed(world))
+                                   : make_nccl_communicator(borrowed(world), nccl_options(config, session));
+  });
+  return rank;
+}
+
+RankDevice open_thread_device(const Config& config, Communicator& world, int threads) {
+  if (choose_device(config) == DeviceType::kCpu) return {Stream(DeviceType::kCpu, threads), borrowed(world)};
+  return {make_cuda_stream(0, threads), make_staged_communicator(borrowed(world))};
+}
+
+}  // namespace invar::app

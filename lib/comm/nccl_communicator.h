@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "comm/communicator.h"
+
+namespace invar {
+
+struct NcclOptions {
+  // A collective that has not finished so long after it was queued ends the job.
+  std::chrono::milliseconds timeout{600000};
+  // Called in a thread of its own with what this rank was doing; expected to end the job.
+  std::function<void(const std::string& report)> on_failure;
+  // Debugging: every collective waits until it is done. The bits are the same.
+  bool synchronous = false;
+};
+
+// Whether this build has NCCL.
+bool has_nccl();
+
+// GPU memory over NCCL, whose sums have an order of its own choice, but the same bits on every rank. `host` moves host
+// memory among the same ranks, each of which has the GPU of its stream to itself. A group connects at its first
+// collective. Error{kConfig} in a build without NCCL.
+std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Communicator>& host,
+                                                     const NcclOptions& options);
+
+}  // namespace invar

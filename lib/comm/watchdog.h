@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace invar {
+
+// Watches work that is queued and finishes later. Work that is not done `timeout` after it was queued, and failures
+// that a probe finds, are reported once; then nothing more.
+class Watchdog {
+ public:
+  using Report = std::function<void(const std::string&)>;
+
+  // `report` is called in the watchdog's thread.
+  Watchdog(std::chrono::milliseconds timeout, Report report, std::function<void()> thread_start = {});
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  // `is_done` is asked in the watchdog's thread until it says so; it may throw, which is a failure of this work.
+  void watch(std::string description, std::function<bool()> is_done);
+
+ private:
+  struct Work {
+    std::string description;
+    std::function<bool()> is_done;
+    std::chrono::steady_clock::time_point queued;
+  };
+
+  void run();
+  std::string check();
+
+  std::chrono::milliseconds timeout_;
+  Report report_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Work> pending_;  // in the order of their queue
+  std::string last_done_ = "none";
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace invar
