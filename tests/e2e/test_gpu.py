@@ -1,0 +1,127 @@
+"""Training on a GPU: the reference cases at every layout, the same run on the CPU and on the GPU, checkpoints that cross
+over, and what is refused. Layouts of several ranks are threads that share one GPU; test_gpus.py has NCCL."""
+import re
+import subprocess
+import unittest
+
+import invar_job
+from invar_job import INVAR, MODEL, REFERENCE, JobTest, read_lines, series
+
+GPU_CASES = ["qwen3", "qwen3_untied", "gemma4_e4b", "gemma4_dense", "gemma4_batch16"]
+CASE_SECONDS = 400
+USAGE = 2
+
+
+def gpus():
+    """GPUs that nvidia-smi lists and this invar was built for."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return 0
+    with_cuda = "libcudart" in subprocess.run(["ldd", INVAR], capture_output=True, text=True, check=False).stdout
+    return listed.count("GPU ") if with_cuda else 0
+
+
+def use_gpus():
+    """Undoes what hides them from the other end-to-end tests."""
+    invar_job.ENVIRONMENT.pop("CUDA_VISIBLE_DEVICES", None)
+
+
+# Heads of 64, so that every attention kernel can take part.
+WIDE = {**MODEL, "hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+
+
+class GpuTest(JobTest):
+    def setUp(self):
+        super().setUp()
+        use_gpus()
+
+    def recipe(self, precision="fp32", **sections):
+        return self.config(model=WIDE, numerics={"precision": precision},
+                           optimizer={"lr": 3e-3}, train={"steps": 20, "sequence_length": 64, **sections.pop("train", {})},
+                           **sections)
+
+    def check_close(self, a, b, relative):
+        self.assertEqual(len(a), len(b))
+        worst = max(abs(x - y) / abs(y) for x, y in zip(a, b))
+        self.assertLess(worst, relative)
+        return worst
+
+
+@unittest.skipUnless(gpus() >= 1, "no GPU")
+class OneGpu(GpuTest):
+    def test_reference_cases_hold_at_every_layout_in_fp32(self):
+        for case in GPU_CASES:
+            with self.subTest(case):
+                outcome = self.run_invar("parity", REFERENCE / case, "--matrix", "device=cuda", seconds=CASE_SECONDS)
+                summary = outcome.stdout.strip().splitlines()[-1]
+                print(f"{case}: {summary}; worst {max(re.findall(r'worst +([0-9.]+)', outcome.stdout), key=float)}")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertGreater(int(summary.split()[0]), 20)
+
+    def test_a_run_on_the_gpu_follows_the_one_on_the_cpu(self):
+        self.recipe()
+        cpu = self.train("cpu", "device=cpu")
+        gpu = self.train("gpu", "device=cuda")
+        print(f"fp32, 20 steps: worst loss {self.check_close(gpu, cpu, 1e-4):.1e} apart")
+        norms = [series(self.folder / run, "grad_norm") for run in ("gpu", "cpu")]
+        self.check_close(*norms, 1e-3)
+
+    def test_bf16_follows_fp32(self):
+        self.recipe()
+        fp32 = self.train("fp32", "device=cuda")
+        bf16 = self.train("bf16", "device=cuda", "numerics.precision=bf16")
+        print(f"bf16 against fp32, 20 steps: worst loss {self.check_close(bf16, fp32, 1e-2):.1e} apart")
+
+    def test_two_starts_have_the_same_bits(self):
+        self.recipe("bf16")
+        for run in ("first", "second"):
+            self.train(run, "device=cuda", f"checkpoint.export_dir={run}_hf")
+        self.assertEqual(*[series(self.folder / run, "loss") for run in ("first", "second")])
+        self.succeed("compare", "first_hf", "second_hf", "--exact")
+
+    def test_documents_are_kept_apart_as_on_the_cpu(self):
+        self.recipe(data={"eod_id": 7, "reset_at_eod": "true"})
+        self.check_close(self.train("gpu", "device=cuda"), self.train("cpu", "device=cpu"), 1e-4)
+        self.recipe("bf16", data={"eod_id": 7, "reset_at_eod": "true"})
+        self.check_close(self.train("gpu16", "device=cuda"), self.train("cpu16", "device=cpu"), 1e-2)
+
+    def test_checkpoints_cross_over(self):
+        self.recipe(checkpoint={"every": 10})
+        whole = self.train("whole", "device=cpu")
+        for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
+            run = f"{first}_{second}"
+            outcome = self.run_invar("train", "run.yaml", f"log.dir={run}", f"device={first}", "train.exit_after_steps=10")
+            self.assertEqual(outcome.code, 75, outcome)
+            self.succeed("train", "run.yaml", f"log.dir={run}", f"device={second}")
+            losses = [line["loss"] for line in read_lines(self.folder / run / "metrics.jsonl") if "loss" in line]
+            self.check_close(losses, whole, 1e-4)
+            self.succeed("inspect", f"{run}/checkpoints", "--verify")
+
+    def test_a_resumed_run_on_the_gpu_has_the_same_bits(self):
+        self.recipe("bf16", checkpoint={"every": 10})
+        whole = self.train("whole", "device=cuda")
+        outcome = self.run_invar("train", "run.yaml", "log.dir=parts", "device=cuda", "train.exit_after_steps=10")
+        self.assertEqual(outcome.code, 75, outcome)
+        self.assertEqual(self.train("parts", "device=cuda"), whole)
+
+    def test_more_ranks_than_gpus_are_refused(self):
+        self.recipe()
+        ranks = gpus() + 1
+        self.fail_with(USAGE, "every rank needs one to itself", f"start at most {gpus()} on this host",
+                       arguments=["train", "run.yaml", "device=cuda", f"train.global_batch_size={4 * ranks}"], ranks=ranks)
+
+    def test_a_run_that_does_not_fit_is_refused_with_its_memory(self):
+        self.recipe(train={"steps": 1, "sequence_length": 8192})
+        self.fail_with(1, "out of GPU memory: the run needs", "are free", arguments=[
+            "train", "run.yaml", "device=cuda", "model.vocab_size=60000000", "model.hidden_size=4096"])
+
+    def test_losses_that_are_not_finite_are_traced(self):
+        self.recipe()
+        outcome = self.run_invar("train", "run.yaml", "device=cuda", "optimizer.lr=1e30", "optimizer.clip_grad=0")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertIn("not finite", outcome.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,67 @@
+"""Training on several GPUs through NCCL: layouts agree with each other and with the CPU, debugging changes no bit, and a
+hang ends with a report."""
+import os
+import signal
+import unittest
+
+from invar_job import FAILURE_SECONDS, REFERENCE, ids_of, series, wait_until
+from test_gpu import GpuTest, gpus
+
+
+@unittest.skipUnless(gpus() >= 2, "fewer than two GPUs")
+class SeveralGpus(GpuTest):
+    """Layouts of all GPUs that a machine of 2, 4 or 8 can run."""
+
+    def layouts(self):
+        world = 1
+        while world * 2 <= min(gpus(), 8):
+            world *= 2
+            for tensor in (t for t in (1, 2, 4) if t <= world):
+                for sequence in (("false",) if tensor == 1 else ("false", "true")):
+                    yield world, [f"parallel.tensor={tensor}", f"parallel.sequence={sequence}"]
+
+    def test_reference_cases_hold_over_nccl(self):
+        for case in ("qwen3", "qwen3_untied", "gemma4_e4b", "gemma4_dense"):
+            for world, layout in self.layouts():
+                with self.subTest(case=case, world=world, layout=layout):
+                    outcome = self.run_invar("parity", REFERENCE / case, "device=cuda", *layout, ranks=world, seconds=120)
+                    self.assertEqual(outcome.code, 0, outcome)
+
+    def test_layouts_agree_with_one_gpu(self):
+        for precision, band in (("fp32", 1e-4), ("bf16", 1e-2)):
+            self.recipe(precision)
+            one = self.train(f"one_{precision}", "device=cuda")
+            for i, (world, layout) in enumerate(self.layouts()):
+                with self.subTest(precision=precision, world=world, layout=layout):
+                    losses = self.train(f"{precision}_{i}", "device=cuda", *layout, ranks=world)
+                    self.check_close(losses, one, band)
+
+    def test_waiting_for_every_collective_changes_no_bit(self):
+        self.recipe("bf16")
+        for name, layout in {"data": [], "tensor": ["parallel.tensor=2", "parallel.sequence=true"]}.items():
+            runs = [f"{name}_{mode}" for mode in ("overlapped", "synchronous")]
+            for run, mode in zip(runs, ("false", "true")):
+                self.train(run, "device=cuda", f"comm.synchronous={mode}", f"checkpoint.export_dir={run}_hf", *layout, ranks=2)
+            self.assertEqual(*[series(self.folder / run, "loss") for run in runs])
+            self.succeed("compare", f"{runs[0]}_hf", f"{runs[1]}_hf", "--exact")
+
+    def test_a_rank_that_stands_still_ends_the_job_with_a_report(self):
+        self.recipe(train={"steps": 1000000})
+        process = self.start("train", "run.yaml", "device=cuda", "log.dir=hang", "comm.timeout=5", "parallel.tensor=2",
+                             ranks=2)
+        self.assertTrue(wait_until(lambda: len(series(self.folder / "hang", "loss")) > 3, 60), "it did not start")
+        victim = ids_of(process)[1]
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            outcome = self.finish(process, 0, 60 + FAILURE_SECONDS)
+        finally:
+            try:
+                os.kill(victim, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.stderr, r"rank 0: \w+ \d+ in group 'tensor' \(rank 0 of 2\), \d+ bytes, .*not done")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+#include "like_cpu.h"
+#include "ops/elementwise.h"
+
+namespace invar::ops {
+namespace {
+
+using namespace invar::test;
+
+// Element counts: of whole packs of 16 bytes and not, of several blocks and of many.
+#define SIZES 0, 1, 3, 8, 1000, 1024, 4099, (1 << 20) + 5
+
+TEST_CASE("zero on the GPU reaches every byte of a tensor and none beside it") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(SIZES);
+  const HostTensor before = random_tensor(dtype, {n + 2}, 1, 0.5, 1.0);
+  const DeviceTensor x(before);
+  zero(gpu(), x.tensor().rows(1, n + 1));
+  Values expected = before.values();
+  std::fill(expected.begin() + 1, expected.end() - 1, 0.0);
+  CHECK(x.host().values() == expected);
+}
+
+TEST_CASE("copy on the GPU gives the CPU's bits") {
+  const DType from = GENERATE(DType::kF32, DType::kBF16), to = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(SIZES), begin = GENERATE(0, 1);
+  const HostTensor source = random_tensor(from, {n + begin}, 1);
+  HostTensor expected(to, {n + begin});
+  const DeviceTensor device_source(source), device_target(expected);
+  const auto part = [&](const Tensor& whole) { return whole.rows(begin, n + begin); };
+  copy(kCpu, part(source), part(expected));
+  copy(gpu(), part(device_source), part(device_target));
+  CHECK(device_target.host().same_bits(expected));
+}
+
+TEST_CASE("add on the GPU gives the CPU's bits, also where out is an operand") {
+  const DType a_type = GENERATE(DType::kF32, DType::kBF16), b_type = GENERATE(DType::kF32, DType::kBF16);
+  const DType out_type = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(SIZES), begin = GENERATE(0, 1);
+  const HostTensor a = random_tensor(a_type, {n + begin}, 1), b = random_tensor(b_type, {n + begin}, 2);
+  HostTensor out(out_type, {n + begin});
+  const DeviceTensor device_a(a), device_b(b), device_out(out);
+  const auto part = [&](const Tensor& whole) { return whole.rows(begin, n + begin); };
+  add(kCpu, part(a), part(b), part(out));
+  add(gpu(), part(device_a), part(device_b), part(device_out));
+  CHECK(device_out.host().same_bits(out));
+
+  const HostTensor in_place = b;
+  add(kCpu, part(a), part(in_place), part(in_place));
+  add(gpu(), part(device_a), part(device_b), part(device_b));
+  CHECK(device_b.host().same_bits(in_place));
+}
+
+TEST_CASE("scale_by on the GPU gives the CPU's bits") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(SIZES), begin = GENERATE(0, 1);
+  const HostTensor x = random_tensor(dtype, {n + begin}, 1), factor(dtype, {1}, {0.7});
+  const DeviceTensor device_x(x), device_factor(factor);
+  scale_by(kCpu, factor, x.tensor().rows(begin, n + begin));
+  scale_by(gpu(), device_factor, device_x.tensor().rows(begin, n + begin));
+  CHECK(device_x.host().same_bits(x));
+}
+
+using Sum = void (*)(const Stream&, const Tensor&, const Tensor&);
+
+// The total after the op added to a total of `start`.
+double total_after(Sum sum, const Stream& stream, const Tensor& x, double start) {
+  std::vector<double> total{start};
+  if (stream.device() == DeviceType::kCpu) {
+    sum(stream, x, view_of(total));
+    return total[0];
+  }
+  const DeviceTensor device(view_of(total));
+  sum(stream, x, device);
+  copy_across(stream, device, view_of(total));
+  return total[0];
+}
+
+TEST_CASE("sums on the GPU are fp64, and their bits depend on the size alone") {
+  const Sum sum = GENERATE(as<Sum>{}, add_sum_of_squares, add_sum);
+  const int64_t n = GENERATE(SIZES, 6 << 20);
+  const Values values = random_values(n, 1, 1.0, 0.25);
+  Values shifted = values;
+  shifted.insert(shifted.begin(), 1e30);  // outside of what is summed
+  const HostTensor x(DType::kF32, {n}, values), moved(DType::kF32, {n + 1}, shifted);
+  const DeviceTensor device(x), device_moved(moved);
+  const double total = total_after(sum, gpu(), device, 3.0);
+  CHECK(total == Approx(total_after(sum, kCpu, x, 3.0)).epsilon(1e-13));
+  CHECK(total_after(sum, gpu(), device, 3.0) == total);
+  CHECK(total_after(sum, gpu(), from_second(device_moved, {n}), 3.0) == total);
+}
+
+}  // namespace
+}  // namespace invar::ops
