@@ -1,0 +1,443 @@
+// bench_cuda [0.6b | 1.7b | gemma] [part of a name]: the operations on a GPU at a model's shapes, each beside its
+// floor: the bytes that it must move, at the speed of a device copy, or its products, at that of an 8192³ one. A timed
+// repeat goes over copies of the operands that are together larger than the L2 cache; the median of the repeats is
+// printed.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "device/arena.h"
+#include "device/device.h"
+#include "ops/cross_entropy.h"
+#include "ops/cuda/operations.h"
+#include "ops/elementwise.h"
+
+namespace {
+
+using namespace invar;
+using ops::HeadView;
+using ops::Transpose;
+
+struct AttentionShape {
+  int64_t query_heads = 16;
+  int64_t kv_heads = 8;
+  int64_t head_dim = 128;
+  int64_t window = 0;
+};
+
+struct Model {
+  std::string name;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t vocabulary = 0;
+  int64_t samples = 0;
+  ops::Activation activation = ops::Activation::kSilu;
+  std::vector<AttentionShape> attention{{}};  // the first one's heads are those of the other rows
+
+  int64_t tokens() const { return samples * kSequence; }
+  static constexpr int64_t kSequence = 4096;
+};
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> list = {
+      {"0.6b", 1024, 3072, 151936, 4},
+      {"1.7b", 2048, 6144, 151936, 2},
+      {"gemma", 2560, 10240, 262144, 2, ops::Activation::kGeluTanh, {{8, 2, 256, 512}, {8, 2, 512, 0}}},
+  };
+  return list;
+}
+
+constexpr int64_t kLogitTokens = 2048;  // tokens of a chunk of logits
+constexpr int64_t kPoolElements = int64_t{1} << 24;
+constexpr int64_t kMemoryBytes = int64_t{24} << 30;
+constexpr int64_t kBeyondCache = int64_t{256} << 20;
+constexpr int64_t kMostSets = 64;
+constexpr int kRepeats = 15;
+
+struct Work {
+  double bytes = 0;
+  double flops = 0;  // if there are any, they are the floor
+};
+
+Work bytes(int64_t count) {
+  return {static_cast<double>(count), 0};
+}
+
+Work products(int64_t m, int64_t n, int64_t k) {
+  return {0, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k)};
+}
+
+using Run = std::function<void()>;
+
+class Bench {
+ public:
+  Bench(const Model& model, std::string filter)
+      : model_(model),
+        filter_(std::move(filter)),
+        stream_(make_cuda_stream(0)),
+        memory_("bench", DeviceType::kCuda, kMemoryBytes),
+        timers_(kRepeats) {
+    std::vector<float> values(static_cast<size_t>(kPoolElements));
+    std::vector<BF16> rounded(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = std::uniform_real_distribution<float>(-1.0f, 1.0f)(random_);
+      rounded[i] = BF16(values[i]);
+    }
+    pool_f32_ = memory_.allocate("pool", DType::kF32, {kPoolElements});
+    pool_bf16_ = memory_.allocate("pool", DType::kBF16, {kPoolElements});
+    copy_across(stream_, view_of(values), pool_f32_);
+    copy_across(stream_, view_of(rounded), pool_bf16_);
+  }
+
+  void run() {
+    std::printf("%s, %s: %ld tokens\n\n| operation | time, ms | rate | times the floor |\n|---|---|---|---|\n",
+                describe_cuda_device(0).c_str(), model_.name.c_str(), model_.tokens());
+    measure_floors();
+    products_rows();
+    for (const AttentionShape& shape : model_.attention) attention_rows(shape);
+    norm_rows();
+    head_rows(model_.attention.front());
+    elementwise_rows();
+    vocabulary_rows();
+    optimizer_rows();
+  }
+
+ private:
+  // --- operands ---
+
+  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
+    const Tensor tensor = memory_.allocate("operand", dtype, shape);
+    const Tensor& pool = dtype == DType::kF32 ? pool_f32_ : pool_bf16_;
+    for (int64_t begin = 0; begin < tensor.numel(); begin += kPoolElements) {
+      const int64_t count = std::min(kPoolElements, tensor.numel() - begin);
+      auto* to = static_cast<std::byte*>(tensor.raw()) + begin * size_of(dtype);
+      copy_across(stream_, pool.rows(0, count), Tensor(to, dtype, DeviceType::kCuda, {count}));
+    }
+    return tensor;
+  }
+  Tensor bf16(std::initializer_list<int64_t> shape) { return make(DType::kBF16, shape); }
+  Tensor f32(std::initializer_list<int64_t> shape) { return make(DType::kF32, shape); }
+
+  Tensor indices(int64_t count, int64_t below) {
+    std::vector<int32_t> values(static_cast<size_t>(count));
+    for (int32_t& value : values)
+      value = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(below) - 1)(random_);
+    const Tensor tensor = memory_.allocate("indices", DType::kI32, {count});
+    copy_across(stream_, view_of(values), tensor);
+    return tensor;
+  }
+
+  // --- timing ---
+
+  // Prints a row of what `prepare` makes: operands of its own and the operation on them.
+  void row(const std::string& name, Work work, const std::function<Run()>& prepare) {
+    if (name.find(filter_) == std::string::npos) return;
+    try {
+      report(name, work, seconds_of(prepare));
+    } catch (const Error& error) {
+      std::printf("| %s | %s | | |\n", name.c_str(), error.what());
+    }
+    std::fflush(stdout);
+  }
+
+  double seconds_of(const std::function<Run()>& prepare) {
+    const ArenaScope scope(memory_);
+    const int64_t before = memory_.used();
+    std::vector<Run> sets{prepare()};
+    const int64_t footprint = std::max<int64_t>(memory_.used() - before, 1);
+    const int64_t count = std::clamp((kBeyondCache + footprint - 1) / footprint, int64_t{1}, kMostSets);
+    while (std::ssize(sets) < count) sets.push_back(prepare());
+    const auto run_all = [&] {
+      for (const Run& run : sets) run();
+    };
+    run_all();
+    run_all();
+    synchronize(stream_);
+    for (DeviceTimer& timer : timers_) {
+      timer.start(stream_);
+      run_all();
+      timer.stop(stream_);
+    }
+    synchronize(stream_);
+    std::vector<double> times;
+    for (const DeviceTimer& timer : timers_) times.push_back(timer.milliseconds() * 1e-3 / static_cast<double>(count));
+    std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
+    return times[kRepeats / 2];
+  }
+
+  void report(const std::string& name, Work work, double seconds) const {
+    const bool computes = work.flops > 0;
+    const double rate = (computes ? work.flops : work.bytes) / seconds;
+    const double best = computes ? flops_per_second_ : bytes_per_second_;
+    const std::string shown = computes ? format("{:.1f} TFLOP/s", rate * 1e-12)
+                                       : format("{:.1f} MB, {:.0f} GB/s", work.bytes * 1e-6, rate * 1e-9);
+    const std::string ratio = best > 0 ? format("{:.2f}", best / rate) : "no floor";
+    std::printf("| %s | %.4f | %s | %s |\n", name.c_str(), seconds * 1e3, shown.c_str(), ratio.c_str());
+  }
+
+  void measure_floors() {
+    constexpr int64_t kCopied = int64_t{1} << 28, kEdge = 8192;
+    const double copy = seconds_of(
+        [&] { return [this, from = bf16({kCopied}), to = bf16({kCopied})] { copy_across(stream_, from, to); }; });
+    bytes_per_second_ = 4.0 * static_cast<double>(kCopied) / copy;
+    report("device copy", bytes(4 * kCopied), copy);
+    try {
+      const double product = seconds_of([&] { return matmul(false, false, kEdge, kEdge, kEdge); });
+      flops_per_second_ = products(kEdge, kEdge, kEdge).flops / product;
+      report("8192³ product", products(kEdge, kEdge, kEdge), product);
+    } catch (const Error& error) {
+      std::printf("| 8192³ product | %s | | |\n", error.what());
+    }
+  }
+
+  // --- rows ---
+
+  // c (m, n) = op(a) · op(b), bf16.
+  Run matmul(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k) {
+    return matmul(transpose_a, transpose_b, m, n, k, DType::kBF16, 0.0f);
+  }
+  Run matmul(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, DType dtype, float beta) {
+    const Tensor a = transpose_a ? bf16({k, m}) : bf16({m, k});
+    const Tensor b = transpose_b ? bf16({n, k}) : bf16({k, n});
+    const Tensor c = make(dtype, {m, n});
+    return [this, a, b, c, transpose_a, transpose_b, beta] {
+      ops::matmul(stream_, a, Transpose{transpose_a}, b, Transpose{transpose_b}, c, beta);
+    };
+  }
+
+  // Forward, both gradients. The weight is stored as (out, in), or (in, out) if it is cut by its input.
+  void site(const std::string& name, int64_t tokens, int64_t out, int64_t in, bool by_input, DType result) {
+    const std::string of = "matmul " + name;
+    row(of + " forward", products(tokens, out, in),
+        [=, this] { return matmul(false, !by_input, tokens, out, in, result, 0.0f); });
+    row(of + " dgrad", products(tokens, in, out), [=, this] { return matmul(false, by_input, tokens, in, out); });
+    row(of + " wgrad", products(out, in, tokens), [=, this] {
+      return by_input ? matmul(true, false, in, out, tokens, DType::kF32, 1.0f)
+                      : matmul(true, false, out, in, tokens, DType::kF32, 1.0f);
+    });
+  }
+
+  void products_rows() {
+    const AttentionShape& heads = model_.attention.front();
+    const int64_t t = model_.tokens(), c = model_.hidden, q = heads.query_heads * heads.head_dim;
+    site("qkv", t, q + 2 * heads.kv_heads * heads.head_dim, c, false, DType::kBF16);
+    site("attention out", t, c, q, true, DType::kBF16);
+    site("gate_up", t, 2 * model_.intermediate, c, false, DType::kBF16);
+    site("down", t, c, model_.intermediate, true, DType::kBF16);
+    site("head", kLogitTokens, model_.vocabulary, c, false, DType::kF32);
+  }
+
+  // As SelfAttention has them: q and k alone, v, d_q and d_v in the rows of the projection.
+  struct AttentionOperands {
+    HeadView q, k, v, out, d_out, d_q, d_k, d_v;
+    Tensor lse, delta;
+  };
+
+  AttentionOperands attention_operands(const AttentionShape& shape) {
+    const int64_t t = model_.tokens(), d = shape.head_dim, groups = shape.kv_heads;
+    const int64_t per_group = shape.query_heads / groups, group_rows = (per_group + 2) * d;
+    const Tensor qkv = bf16({t, groups * group_rows}), d_qkv = bf16({t, groups * group_rows});
+    const auto query = [&] {
+      return HeadView{bf16({t, shape.query_heads * d}), groups, per_group, d, per_group * d, 0};
+    };
+    const auto key = [&] { return HeadView{bf16({t, groups * d}), groups, 1, d, d, 0}; };
+    const auto raw_value = [&](const Tensor& rows) {
+      return HeadView{rows, groups, 1, d, group_rows, (per_group + 1) * d};
+    };
+    return {query(),
+            key(),
+            raw_value(qkv),
+            query(),
+            query(),
+            HeadView{d_qkv, groups, per_group, d, group_rows, 0},
+            key(),
+            raw_value(d_qkv),
+            f32({t, shape.query_heads}),
+            f32({t, shape.query_heads})};
+  }
+
+  void attention_rows(const AttentionShape& shape) {
+    const int64_t s = Model::kSequence, w = shape.window > 0 ? std::min(shape.window, s) : s;
+    const int64_t pairs = w * (w + 1) / 2 + (s - w) * w;
+    const Work forward = products(2 * model_.samples * shape.query_heads, pairs, shape.head_dim);
+    const Work backward{0, 2.5 * forward.flops};
+    const ops::AttentionParams params{s, 1.0f / std::sqrt(static_cast<float>(shape.head_dim)), shape.window};
+    for (const ops::AttentionBackend* backend : ops::cuda::attention_backends()) {
+      const std::string name = format("attention {} D={} window={}", backend->name(), shape.head_dim, shape.window);
+      const auto checked = [&] {
+        const AttentionOperands x = attention_operands(shape);
+        const std::string refusal = backend->refusal(params, x.q, x.k);
+        if (!refusal.empty()) throw Error(ErrorKind::kConfig, refusal);
+        // The backward pass needs what a forward pass leaves.
+        backend->forward(stream_, params, x.q, x.k, x.v, x.out, x.lse);
+        return x;
+      };
+      row(name + " forward", forward, [&] {
+        return
+            [this, backend, params, x = checked()] { backend->forward(stream_, params, x.q, x.k, x.v, x.out, x.lse); };
+      });
+      row(name + " backward", backward, [&] {
+        return [this, backend, params, x = checked()] {
+          backend->backward(stream_, params, x.q, x.k, x.v, x.out, x.lse, x.d_out, x.delta, x.d_q, x.d_k, x.d_v);
+        };
+      });
+    }
+  }
+
+  void norm_rows() {
+    const int64_t t = model_.tokens(), c = model_.hidden, n = t * c;
+    row("rms_norm forward", bytes(4 * n), [=, this] {
+      return [this, x = bf16({t, c}), w = bf16({c}), y = bf16({t, c}), rstd = f32({t})] {
+        ops::rms_norm_forward(stream_, x, w, 1e-6f, y, rstd);
+      };
+    });
+    row("add_rms_norm forward", bytes(8 * n), [=, this] {
+      return [this, a = bf16({t, c}), b = bf16({t, c}), w = bf16({c}), sum = bf16({t, c}), y = bf16({t, c}),
+              rstd = f32({t})] { ops::add_rms_norm_forward(stream_, a, b, w, 1e-6f, sum, y, rstd); };
+    });
+    for (const auto write : {ops::Write::kSet, ops::Write::kAdd}) {
+      const bool adds = write == ops::Write::kAdd;
+      row(adds ? "rms_norm backward, added" : "rms_norm backward", bytes((adds ? 8 : 6) * n), [=, this] {
+        return [this, write, d_y = bf16({t, c}), x = bf16({t, c}), w = bf16({c}), rstd = f32({t}), d_x = bf16({t, c}),
+                d_w = f32({c})] { ops::rms_norm_backward(stream_, d_y, x, w, rstd, write, d_x, d_w); };
+      });
+    }
+  }
+
+  void head_rows(const AttentionShape& shape) {
+    const int64_t t = model_.tokens(), d = shape.head_dim, groups = shape.kv_heads;
+    const ArenaScope scope(memory_);
+    const ops::RopeTable rope{f32({Model::kSequence, d / 2}), f32({Model::kSequence, d / 2})};
+    for (const bool query : {true, false}) {
+      const int64_t per_group = query ? shape.query_heads / groups : 1;
+      const int64_t group_rows = (shape.query_heads / groups + 2) * d;
+      const int64_t offset = query ? 0 : shape.query_heads / groups * d;
+      const int64_t n = t * groups * per_group * d;
+      const std::string name = query ? "head_norm_rope q" : "head_norm_rope k";
+      const auto raw = [=, this] {
+        return HeadView{bf16({t, groups * group_rows}), groups, per_group, d, group_rows, offset};
+      };
+      const auto alone = [=, this] {
+        return HeadView{bf16({t, groups * per_group * d}), groups, per_group, d, per_group * d, 0};
+      };
+      const auto params = [&] { return ops::HeadNormRope{bf16({d}), 1e-6f, &rope, Model::kSequence}; };
+      row(name + " forward", bytes(4 * n), [&] {
+        return [this, p = params(), in = raw(), out = alone()] { ops::head_norm_rope_forward(stream_, p, in, out); };
+      });
+      // The gradient of a query is turned back where it lies.
+      row(name + " backward", bytes(6 * n), [&] {
+        const HeadView d_in = raw();
+        return [this, p = params(), d_out = query ? d_in : alone(), in = raw(), d_in, d_w = f32({d})] {
+          ops::head_norm_rope_backward(stream_, p, d_out, in, ops::Write::kSet, d_in, d_w);
+        };
+      });
+    }
+  }
+
+  void elementwise_rows() {
+    const int64_t t = model_.tokens(), c = model_.hidden, f = model_.intermediate;
+    const ops::Activation activation = model_.activation;
+    row("gated_activation forward", bytes(6 * t * f), [=, this] {
+      return [=, this, gate_up = bf16({t, 2 * f}), out = bf16({t, f})] {
+        ops::gated_activation_forward(stream_, activation, gate_up, f, out);
+      };
+    });
+    row("gated_activation backward", bytes(10 * t * f), [=, this] {
+      return [=, this, d_out = bf16({t, f}), gate_up = bf16({t, 2 * f}), d_gate_up = bf16({t, 2 * f})] {
+        ops::gated_activation_backward(stream_, activation, d_out, gate_up, f, d_gate_up);
+      };
+    });
+    row("add bf16", bytes(6 * t * c), [=, this] {
+      return [this, a = bf16({t, c}), b = bf16({t, c}), out = bf16({t, c})] { ops::add(stream_, a, b, out); };
+    });
+    row("copy f32 to bf16", bytes(6 * t * c), [=, this] {
+      return [this, from = f32({t, c}), to = bf16({t, c})] { ops::copy(stream_, from, to); };
+    });
+    row("copy bf16", bytes(4 * t * c), [=, this] {
+      return [this, from = bf16({t, c}), to = bf16({t, c})] { ops::copy(stream_, from, to); };
+    });
+    row("zero f32", bytes(4 * t * c), [=, this] { return [this, x = f32({t, c})] { ops::zero(stream_, x); }; });
+  }
+
+  void vocabulary_rows() {
+    const int64_t t = model_.tokens(), c = model_.hidden, v = model_.vocabulary, n = kLogitTokens;
+    row("logits_statistics", bytes(4 * n * v), [=, this] {
+      return [=, this, logits = f32({n, v}), labels = indices(n, v), maximum = f32({n}), sum = f32({n}),
+              target = f32({n})] {
+        ops::logits_statistics(stream_, logits, labels, {0, v}, v, maximum, sum, target);
+      };
+    });
+    row("logits_gradient", bytes(6 * n * v), [=, this] {
+      return [=, this, logits = f32({n, v}), labels = indices(n, v), maximum = f32({n}), sum = f32({n}),
+              d_logits = bf16({n, v})] {
+        ops::logits_gradient(stream_, logits, labels, {0, v}, v, maximum, sum, 1.0f, 0.0f, d_logits);
+      };
+    });
+    row("embedding forward", bytes(4 * t * c), [=, this] {
+      return [=, this, tokens = indices(t, v), table = bf16({v, c}), out = bf16({t, c})] {
+        ops::embedding_forward(stream_, {}, tokens, table, {0, v}, out);
+      };
+    });
+    row("embedding backward", bytes(10 * t * c), [=, this] {
+      return [=, this, tokens = indices(t, v), d_out = bf16({t, c}), d_table = f32({v, c})] {
+        ops::embedding_backward(stream_, {}, tokens, d_out, {0, v}, d_table);
+      };
+    });
+  }
+
+  void optimizer_rows() {
+    constexpr int64_t kParameters = int64_t{1} << 27;
+    ops::AdamWParams params;
+    params.lr = 1e-4f;
+    row("adamw f32, bf16 value", bytes(30 * kParameters), [=, this] {
+      // The second moment is not negative.
+      const Tensor exp_avg_sq = memory_.allocate("exp_avg_sq", DType::kF32, {kParameters});
+      ops::zero(stream_, exp_avg_sq);
+      return [=, this, parameter = f32({kParameters}), gradient = f32({kParameters}), exp_avg = f32({kParameters}),
+              value = bf16({kParameters})] {
+        ops::adamw_update(stream_, params, parameter, gradient, exp_avg, exp_avg_sq, value);
+      };
+    });
+    const auto total = [this] { return memory_.allocate("total", DType::kF64, {1}); };
+    row("add_sum_of_squares", bytes(4 * kParameters), [=, this] {
+      return [this, x = f32({kParameters}), sum = total()] { ops::add_sum_of_squares(stream_, x, sum); };
+    });
+    row("add_sum", bytes(4 * kParameters),
+        [=, this] { return [this, x = f32({kParameters}), sum = total()] { ops::add_sum(stream_, x, sum); }; });
+  }
+
+  const Model& model_;
+  std::string filter_;
+  Stream stream_;
+  Arena memory_;
+  std::vector<DeviceTimer> timers_;
+  std::mt19937 random_;
+  Tensor pool_f32_, pool_bf16_;
+  double bytes_per_second_ = 0;
+  double flops_per_second_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "0.6b";
+  const auto model = std::ranges::find(models(), name, &Model::name);
+  if (model == models().end() || argc > 3) {
+    std::fputs("usage: bench_cuda [0.6b | 1.7b | gemma] [part of an operation's name]\n", stderr);
+    return 2;
+  }
+  try {
+    Bench(*model, argc > 2 ? argv[2] : "").run();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "bench_cuda: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
