@@ -18,7 +18,8 @@ namespace {
 
 // What an evaluation does not depend on would be ignored, and another model is none of this checkpoint.
 void refuse_without_use(const std::vector<std::string>& overrides) {
-  constexpr std::array kUsed = {"parallel.",
+  constexpr std::array kUsed = {"comm.",
+                                "parallel.",
                                 "data.",
                                 "device=",
                                 "numerics.precision=",
@@ -30,7 +31,7 @@ void refuse_without_use(const std::vector<std::string>& overrides) {
     if (std::any_of(kUsed.begin(), kUsed.end(), [&](const char* key) { return override.starts_with(key); })) continue;
     throw Error(
         ErrorKind::kConfig, format("argument {}: an evaluation has no use for it", override),
-        "parallel, data, device, numerics.precision, train.eval_batches, global_batch_size, micro_batch_size and "
+        "parallel, comm, data, device, numerics.precision, train.eval_batches, global_batch_size, micro_batch_size and "
         "sequence_length may be given");
   }
 }
@@ -40,6 +41,7 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   refuse_without_use(overrides);
   Config config = load_config_text(reader.info().config, "config of " + reader.folder().string());
   config.checkpoint = {};
+  config.comm = {};
   config.log = {};
   config.parallel = {};
   config.train.micro_batch_size = 1;

@@ -42,9 +42,10 @@ void print_summary(const Config& config, const Topology& grid) {
   print_line(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
   if (!checkpoint_dir(config).empty()) {
     const int64_t bytes = 4 * (3 * counts.trained + counts.constant);  // fp32 masters and two moments
-    const std::string copy = config.checkpoint.async
-                                 ? format("; from the first save on a copy, {} MiB a rank", bytes / grid.world() >> 20)
-                                 : "";
+    const bool copied = config.checkpoint.async || planned_device(config) == DeviceType::kCuda;
+    const std::string copy =
+        copied ? format("; from the first save on a copy in host memory, {} MiB a rank", bytes / grid.world() >> 20)
+               : "";
     print_line(format("checkpoint        {} MiB of fp32 masters and moments{}", bytes >> 20, copy));
   }
   print_line(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
@@ -76,7 +77,10 @@ std::string part_of(const Config& config, int tensor_rank) {
 // Data-parallel replicas are alike, so the table shows one; the largest memory over the data ranks is within a row.
 void print_ranks(const Config& config, const Topology& grid) {
   print_line("");
-  print_line("memory per rank, MiB; the same for every data rank but for rounding of the optimizer's rows");
+  const bool gpus = planned_device(config) == DeviceType::kCuda;
+  print_line(format("memory per rank on {}, MiB; the same for every data rank but for rounding of the optimizer's rows",
+                    gpus ? "GPUs" : "CPUs (device=cuda plans for GPUs)"));
+  if (gpus) print_line(format("up to {} MiB more for the workspaces of cuDNN, cuBLAS and NCCL", kOutsideArenas >> 20));
   print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
                     "optimizer", "activations", "scratch", "constants", "total"));
   for (int rank = 0; rank < grid.tensor; ++rank) {

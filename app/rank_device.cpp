@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "app/commands.h"
@@ -43,7 +44,8 @@ NcclOptions nccl_options(const Config& config, MpiSession& session) {
     std::fputs(format("rank {}: {}\n", session.world().rank(), report).c_str(), stderr);
     constexpr auto kForTheOthers = std::chrono::seconds(3);  // to say where they are
     std::this_thread::sleep_for(kForTheOthers);
-    session.abort(static_cast<int>(ErrorKind::kFault));
+    // Not MPI_Abort, which is for the thread that MPI knows; the launcher ends the others.
+    std::_Exit(static_cast<int>(ErrorKind::kFault));
   };
   return options;
 }
@@ -70,11 +72,17 @@ RankDevice open_device(const Config& config, MpiSession& session) {
   const int threads = threads_per_rank(session.local_size());
   DeviceType device = DeviceType::kCpu;
   together(world, [&] { device = choose_device(config); });
-  // A host without GPUs among others with: auto means the same on all.
-  const bool all = all_reduce_value(world, int64_t{device == DeviceType::kCuda}, ReduceOp::kMin) == 1;
-  if (!all) return {Stream(DeviceType::kCpu, threads), borrowed(world)};
+  const bool here = device == DeviceType::kCuda;
+  const bool anywhere = all_reduce_value(world, int64_t{here}, ReduceOp::kMax) == 1;
+  together(world, [&] {
+    if (here == anywhere) return;
+    throw Error(ErrorKind::kConfig, format("rank {} sees no GPU, but others do", world.rank()),
+                "look at nvidia-smi and CUDA_VISIBLE_DEVICES on its host, or set device: cpu");
+  });
+  if (!here) return {Stream(DeviceType::kCpu, threads), borrowed(world)};
   const int index = device_index(session);
-  std::vector<int64_t> mine = {cuda_device_id(index)};
+  std::vector<int64_t> mine(1);
+  together(world, [&] { mine[0] = cuda_device_id(index); });
   std::vector<int64_t> ids(static_cast<size_t>(world.size()));
   world.all_gather(Stream(DeviceType::kCpu), view_of(mine), view_of(ids), equal_counts(world.size(), 1));
   RankDevice rank{Stream(DeviceType::kCpu), nullptr};

@@ -1,12 +1,14 @@
 #pragma once
 
+#include <functional>
+#include <string_view>
+
 #include "comm/communicator.h"
 
 namespace invar {
 
 // A group whose ranks exchange GPU memory in the order of the stream, and host memory, scalars above all, through a
-// communicator over the same ranks. Derived classes move what is on the GPU; they are asked only in a group of several
-// and for tensors that are not empty.
+// communicator over the same ranks. Derived classes move what is on the GPU; they are asked only in a group of several.
 class DeviceCommunicator : public Communicator {
  public:
   void all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) final;
@@ -19,7 +21,9 @@ class DeviceCommunicator : public Communicator {
   void broadcast(const Stream& stream, const Tensor& buffer, int root) final;
   void send(const Stream& stream, const Tensor& buffer, int to) final;
   void receive(const Stream& stream, const Tensor& buffer, int from) final;
-  void barrier() final { host_->barrier(); }
+  void barrier() final {
+    in_host("barrier", 0, [this] { host_->barrier(); });
+  }
 
  protected:
   explicit DeviceCommunicator(std::shared_ptr<Communicator> host)
@@ -27,6 +31,8 @@ class DeviceCommunicator : public Communicator {
   Communicator& host() const { return *host_; }
 
  private:
+  // Runs a call of the communicator of host memory.
+  virtual void in_host(std::string_view /*operation*/, int64_t /*bytes*/, const std::function<void()>& call) { call(); }
   virtual void move_all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) = 0;
   virtual void move_all_gather(const Stream& stream, const Tensor& send, const Tensor& receive,
                                std::span<const int64_t> counts) = 0;
@@ -41,8 +47,8 @@ class DeviceCommunicator : public Communicator {
   std::shared_ptr<Communicator> host_;
 };
 
-// Through host memory: for ranks that share a GPU (threads of one process, in tests) and for builds without NCCL. Bits
-// are those of `host`.
+// Through host memory: for a rank alone and for ranks that share a GPU, threads of one process. Bits are those of
+// `host`.
 std::unique_ptr<Communicator> make_staged_communicator(std::shared_ptr<Communicator> host);
 
 }  // namespace invar

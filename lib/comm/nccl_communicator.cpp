@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -96,22 +97,34 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   ~NcclCommunicator() override {
     if (comm_ == nullptr) return;
+    shared_->watchdog->forget(this);
     // Destroying is collective and waits for peers, who do not come while this rank unwinds.
-    if (std::uncaught_exceptions() > 0) {
-      ncclCommAbort(comm_);
-    } else {
-      ncclCommFinalize(comm_);
-      settle(Clock::now() + std::chrono::seconds(30));
-      ncclCommDestroy(comm_);
-    }
+    constexpr auto kForPeers = std::chrono::seconds(30);
+    const bool finalized = std::uncaught_exceptions() == 0 && ncclCommFinalize(comm_) != ncclInvalidArgument &&
+                           settle(Clock::now() + kForPeers) == ncclSuccess;
+    finalized ? ncclCommDestroy(comm_) : ncclCommAbort(comm_);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
     std::unique_ptr<Communicator> part = host().split(color, key, std::move(name));
     return part == nullptr ? nullptr : std::make_unique<NcclCommunicator>(std::move(part), shared_);
   }
+  bool adds_in_rank_order() const override { return false; }
 
  private:
+  // A rank that is late is mostly waited for in a collective of scalars.
+  void in_host(std::string_view operation, int64_t bytes, const std::function<void()>& call) override {
+    if (!shared_->watchdog) return call();
+    struct Ended {
+      std::shared_ptr<std::atomic<bool>> flag = std::make_shared<std::atomic<bool>>(false);
+      ~Ended() { *flag = true; }
+    };
+    const Ended ended;
+    shared_->watchdog->watch(this, describe(operation, bytes, "host memory"),
+                             [flag = ended.flag] { return flag->load(); });
+    call();
+  }
+
   void move_all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
     enqueue("all_reduce", stream, buffer.bytes(), [&](ncclComm_t comm, cudaStream_t queue) {
       return ncclAllReduce(buffer.raw(), buffer.raw(), count_of(buffer), type_of(buffer.dtype()), op_of(op), comm,
@@ -221,12 +234,10 @@ class NcclCommunicator final : public DeviceCommunicator {
     check(operation, call(comm_, queue));
     std::shared_ptr<CUevent_st> done = shared_->events.take();
     check_cuda(cudaEventRecord(done.get(), queue), "cudaEventRecord");
-    const std::string& phase = stream.cuda().phase();
-    std::string description = format("{} {} in group '{}' (rank {} of {}), {} bytes{}{}", operation, ++sequence_,
-                                     name(), rank(), size(), bytes, phase.empty() ? "" : ", ", phase);
-    shared_->watchdog->watch(std::move(description), [done = std::move(done), comm = comm_] {
-      ncclResult_t state = ncclSuccess;
-      if (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state != ncclSuccess && state != ncclInProgress) {
+    std::string description = describe(operation, bytes, *stream.cuda().phase());
+    shared_->watchdog->watch(this, std::move(description), [done = std::move(done), comm = comm_] {
+      const ncclResult_t state = state_of(comm);
+      if (state != ncclSuccess && state != ncclInProgress) {
         throw Error(ErrorKind::kFault, format("NCCL: {}", ncclGetErrorString(state)));
       }
       const cudaError_t code = cudaEventQuery(done.get());
@@ -234,6 +245,11 @@ class NcclCommunicator final : public DeviceCommunicator {
       return code == cudaSuccess;
     });
     if (shared_->options.synchronous) synchronize(stream);
+  }
+
+  std::string describe(std::string_view operation, int64_t bytes, std::string_view where) {
+    return format("{} {} in group '{}' (rank {} of {}), {} bytes{}{}", operation, ++sequence_, name(), rank(), size(),
+                  bytes, where.empty() ? "" : ", ", where);
   }
 
   // The id goes from the group's first rank to the others through host memory.
@@ -254,11 +270,18 @@ class NcclCommunicator final : public DeviceCommunicator {
 
   // Waits while NCCL says that it is still at it; its last word.
   ncclResult_t settle(Clock::time_point deadline) const {
-    ncclResult_t state = ncclSuccess;
-    while (ncclCommGetAsyncError(comm_, &state) == ncclSuccess && state == ncclInProgress && Clock::now() < deadline) {
+    ncclResult_t state = state_of(comm_);
+    while (state == ncclInProgress && Clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
+      state = state_of(comm_);
     }
     return state;
+  }
+
+  static ncclResult_t state_of(ncclComm_t comm) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+    return asked == ncclSuccess ? state : asked;
   }
 
   void check(std::string_view operation, ncclResult_t result) const {
@@ -276,10 +299,6 @@ class NcclCommunicator final : public DeviceCommunicator {
 };
 
 }  // namespace
-
-bool has_nccl() {
-  return true;
-}
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Communicator>& host,
                                                      const NcclOptions& options) {

@@ -8,16 +8,14 @@
 namespace invar {
 
 struct NcclOptions {
-  // A collective that has not finished so long after it was queued ends the job.
+  // A collective that has not finished so long after its turn came ends the job: also one of host memory, once the
+  // first group has connected.
   std::chrono::milliseconds timeout{600000};
   // Called in a thread of its own with what this rank was doing; expected to end the job.
   std::function<void(const std::string& report)> on_failure;
   // Debugging: every collective waits until it is done. The bits are the same.
   bool synchronous = false;
 };
-
-// Whether this build has NCCL.
-bool has_nccl();
 
 // GPU memory over NCCL, whose sums have an order of its own choice, but the same bits on every rank. `host` moves host
 // memory among the same ranks, each of which has the GPU of its stream to itself. A group connects at its first

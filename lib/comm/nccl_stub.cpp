@@ -3,10 +3,6 @@
 // In a build without NCCL.
 namespace invar {
 
-bool has_nccl() {
-  return false;
-}
-
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Communicator>& /*host*/,
                                                      const NcclOptions& /*options*/) {
   throw Error(ErrorKind::kConfig, "several ranks on GPUs need NCCL, which this invar was built without",

@@ -21,9 +21,14 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::watch(std::string description, std::function<bool()> is_done) {
+void Watchdog::watch(const void* owner, std::string description, std::function<bool()> is_done) {
   const std::lock_guard lock(mutex_);
-  pending_.push_back({std::move(description), std::move(is_done), std::chrono::steady_clock::now()});
+  pending_.push_back({owner, std::move(description), std::move(is_done), std::chrono::steady_clock::now()});
+}
+
+void Watchdog::forget(const void* owner) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](const Work& work) { return work.owner == owner; });
 }
 
 void Watchdog::run() {
@@ -38,26 +43,29 @@ void Watchdog::run() {
   }
 }
 
-// What is wrong, for a person; empty if nothing.
+// What is wrong, for a person; empty if nothing. Failures first: they may be why something older does not end.
 std::string Watchdog::check() {
-  while (!pending_.empty()) {
-    const Work& work = pending_.front();
-    const auto age = std::chrono::steady_clock::now() - work.queued;
-    const auto seconds = std::chrono::duration<double>(age).count();
+  const auto now = std::chrono::steady_clock::now();
+  for (auto work = pending_.begin(); work != pending_.end();) {
     try {
-      if (work.is_done()) {
-        last_done_ = work.description;
-        pending_.pop_front();
+      if (!work->is_done()) {
+        ++work;
         continue;
       }
     } catch (const std::exception& error) {
-      return format("{}: {}; the last one done: {}", work.description, error.what(), last_done_);
+      return format("{}: {}; the last one done: {}", work->description, error.what(), last_done_);
     }
-    if (age < timeout_) return "";
-    return format("{}: not done {:.1f} s after it was queued, {} more wait behind it; the last one done: {}",
-                  work.description, seconds, pending_.size() - 1, last_done_);
+    last_done_ = work->description;
+    last_done_at_ = now;
+    work = pending_.erase(work);
   }
-  return "";
+  if (pending_.empty()) return "";
+  const Work& oldest = pending_.front();
+  const auto waits = now - std::max(oldest.queued, last_done_at_);
+  if (waits < timeout_) return "";
+  return format("{}: not done {:.1f} s after it was queued, {} more wait behind it; the last one done: {}",
+                oldest.description, std::chrono::duration<double>(now - oldest.queued).count(), pending_.size() - 1,
+                last_done_);
 }
 
 }  // namespace invar

@@ -11,8 +11,8 @@
 
 namespace invar {
 
-// Watches work that is queued and finishes later. Work that is not done `timeout` after it was queued, and failures
-// that a probe finds, are reported once; then nothing more.
+// Watches work that is queued and finishes later. Work that is not done `timeout` after it was queued and what was
+// queued before it was done, and failures that a probe finds, are reported once; then nothing more.
 class Watchdog {
  public:
   using Report = std::function<void(const std::string&)>;
@@ -24,10 +24,13 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
   // `is_done` is asked in the watchdog's thread until it says so; it may throw, which is a failure of this work.
-  void watch(std::string description, std::function<bool()> is_done);
+  void watch(const void* owner, std::string description, std::function<bool()> is_done);
+  // No longer asks about the owner's work; on return no question is under way.
+  void forget(const void* owner);
 
  private:
   struct Work {
+    const void* owner;
     std::string description;
     std::function<bool()> is_done;
     std::chrono::steady_clock::time_point queued;
@@ -40,8 +43,9 @@ class Watchdog {
   Report report_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Work> pending_;  // in the order of their queue
+  std::deque<Work> pending_;  // in the order in which they were queued
   std::string last_done_ = "none";
+  std::chrono::steady_clock::time_point last_done_at_{};
   bool stop_ = false;
   std::thread thread_;
 };

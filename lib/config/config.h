@@ -61,6 +61,7 @@ struct ParallelConfig {
   int data = 0;  // 0: auto, world / (tensor · gtp)
   int gtp = 1;
   bool uneven = false;
+  int64_t bucket_size = 32 << 20;  // elements of a gradient bucket on one tensor rank
 
   bool operator==(const ParallelConfig&) const = default;
 };

@@ -77,6 +77,8 @@ constexpr Key kKeys[] = {
     {"parallel", "gtp", at<&C::parallel, &P::gtp>, "generalised tensor parallelism; only 1 so far"},
     {"parallel", "uneven", at<&C::parallel, &P::uneven>,
      "tensor ranks may hold unequal runs of heads, FFN blocks and vocabulary"},
+    {"parallel", "bucket_size", at<&C::parallel, &P::bucket_size>,
+     "gradients of a tensor rank that are summed over the data ranks at once, beside the backward pass"},
 
     {"numerics", "precision", at<&C::numerics, &NumericsConfig::precision>,
      "weights and activations; masters, gradients and sums are fp32 in both"},
@@ -156,7 +158,8 @@ constexpr Key kKeys[] = {
      "Hugging Face folder written at the end of training"},
 
     {"comm", "timeout", at<&C::comm, &CommConfig::timeout>,
-     "seconds a collective between GPUs may take before every rank says where it is and the job ends"},
+     "seconds a collective of a run on GPUs may take before the ranks that wait say where they are and the job ends; a "
+     "rank that reads or saves keeps the others waiting too"},
     {"comm", "synchronous", at<&C::comm, &CommConfig::synchronous>,
      "wait for every collective between GPUs: for debugging; the bits are the same"},
 

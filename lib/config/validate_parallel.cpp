@@ -151,6 +151,7 @@ void validate_parallel(const Config& config, int world_size) {
   check_count(config, "parallel.tensor", parallel.tensor, 1);
   check_count(config, "parallel.data", parallel.data, 0);
   check_count(config, "parallel.gtp", parallel.gtp, 1);
+  check_count(config, "parallel.bucket_size", parallel.bucket_size, 1);
   if (parallel.gtp != 1) {
     refuse(config, {"parallel.gtp"},
            format("parallel.gtp = {}: generalised tensor parallelism is not available yet", parallel.gtp),

@@ -214,7 +214,12 @@ void check_output(const Config& config) {
 }
 
 void check_comm(const Config& config) {
-  check_positive(config, "comm.timeout", config.comm.timeout, UsedAs::kF64);
+  constexpr double kLongest = 1e6;
+  if (!(config.comm.timeout >= 1 && config.comm.timeout <= kLongest)) {
+    refuse(config, {"comm.timeout"},
+           format("comm.timeout = {} is not from 1 to {} seconds", config.comm.timeout, kLongest),
+           "600 suits most machines");
+  }
   if (config.device != DeviceChoice::kCpu) return;
   for (const std::string_view key : {"comm.timeout", "comm.synchronous"}) {
     refuse_if_set(config, key, "with device: cpu");

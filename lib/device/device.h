@@ -26,6 +26,19 @@ Stream queue_beside(const Stream& stream);
 // What is queued on `stream` from now on starts after what is on `other` now.
 void wait_for(const Stream& stream, const Stream& other);
 
+// A point in the order of a stream, for others to wait for. Nothing on other devices.
+class StreamMark {
+ public:
+  // Here, instead of where it was.
+  void set(const Stream& stream);
+  // What is queued on `stream` from now on starts after what lies before the mark. Nothing before it was set.
+  void hold(const Stream& stream) const;
+
+ private:
+  struct Event;
+  std::shared_ptr<Event> event_;
+};
+
 // What the work queued from now on belongs to, for messages: "layer 3 backward". Nothing on other devices.
 void set_phase(const Stream& stream, const std::string& phase);
 

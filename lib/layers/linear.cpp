@@ -16,14 +16,15 @@ void ColumnParallelLinear::forward(const LayerContext& ctx, const Tensor& x, con
 Tensor ColumnParallelLinear::backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y) const {
   const Tensor d_x =
       ctx.scratch.allocate("d_x partial", ctx.region.partial_dtype(ctx.activation), {ctx.region.tokens(), x.dim(1)});
+  // Each exchange runs beside a product that does not need it.
+  const Tensor x_all = ctx.region.gather_beside(ctx.stream, ctx.scratch, x);
   matmul(ctx.stream, d_y, Transpose::kNo, ctx.weights.acquire_backward(weight_), Transpose::kNo, d_x);
-  {
-    const ArenaScope scope(ctx.scratch);
-    const Tensor x_all = ctx.region.gather(ctx.stream, ctx.scratch, x);
-    matmul(ctx.stream, d_y, Transpose::kYes, x_all, Transpose::kNo, ctx.weights.gradient(weight_), 1.0f);
-    ctx.weights.gradient_done(weight_);
-  }
-  return ctx.region.reduce(ctx.stream, ctx.scratch, d_x, ctx.activation);
+  ctx.region.join(ctx.stream);
+  const Tensor sum = ctx.region.reduce_beside(ctx.stream, ctx.scratch, d_x, ctx.activation);
+  matmul(ctx.stream, d_y, Transpose::kYes, x_all, Transpose::kNo, ctx.weights.gradient(weight_), 1.0f);
+  ctx.region.join(ctx.stream);
+  ctx.weights.gradient_done(weight_);
+  return sum;
 }
 
 Tensor RowParallelLinear::forward(const LayerContext& ctx, const Tensor& x) const {

@@ -46,8 +46,9 @@ class DecoderModel {
 
   void allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants);
   const ParameterTable& parameters() const { return table_; }
-  // Called in backward when a layer has added its part of a weight's gradient: Weight::users times in a micro-batch.
-  void on_gradient_done(std::function<void(WeightId)> listener) { weights_.on_gradient_done(std::move(listener)); }
+  // Told when a layer acquires a weight, and in backward when it has added its part of the weight's gradient:
+  // Weight::users times in a micro-batch.
+  void listen(ResidentWeights::Listener listener) { weights_.listen(std::move(listener)); }
 
   // A sink is offered, where L is a layer: "hidden.L", its output (local, C); "logits" f32 (n, rows of vocabulary()), a
   // chunk of tokens at a time; and in backward "d_kv.L" f32 (T, Hkv·2·D), the gradient of the keys and values that L

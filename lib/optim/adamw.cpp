@@ -6,7 +6,7 @@
 namespace invar {
 
 AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, int data_rank, const OptimizerConfig& config)
-    : table_(table), pieces_(ownership.pieces(data_rank)), config_(config) {}
+    : table_(table), pieces_(ownership.pieces(data_rank)), buckets_(ownership.buckets().size()), config_(config) {}
 
 void AdamW::allocate(Arena& arena) {
   const bool masters = table_.flat_values().dtype() != DType::kF32;
@@ -42,7 +42,8 @@ std::vector<AdamW::OwnState> AdamW::own_states() const {
   return states;
 }
 
-void AdamW::update(const Stream& stream, int64_t step, double lr, double gradient_scale) const {
+void AdamW::update(const Stream& stream, int64_t step, double lr, double gradient_scale,
+                   const std::function<void(size_t bucket)>& updated) const {
   ops::AdamWParams params;
   params.lr = static_cast<float>(lr);
   params.beta1 = static_cast<float>(config_.beta1);
@@ -50,10 +51,15 @@ void AdamW::update(const Stream& stream, int64_t step, double lr, double gradien
   params.eps = static_cast<float>(config_.eps);
   params.gradient_scale = static_cast<float>(gradient_scale);
   params.step = step;
-  for (const Slice& slice : slices_) {
-    params.weight_decay = slice.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
-    const Tensor rounded = slice.value.dtype() == DType::kF32 ? Tensor() : slice.value;
-    ops::adamw_update(stream, params, slice.master, slice.gradient, slice.exp_avg, slice.exp_avg_sq, rounded);
+  size_t next = 0;
+  for (size_t bucket = 0; bucket < buckets_; ++bucket) {
+    for (; next < slices_.size() && pieces_[next].bucket == bucket; ++next) {
+      const Slice& slice = slices_[next];
+      params.weight_decay = slice.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
+      const Tensor rounded = slice.value.dtype() == DType::kF32 ? Tensor() : slice.value;
+      ops::adamw_update(stream, params, slice.master, slice.gradient, slice.exp_avg, slice.exp_avg_sq, rounded);
+    }
+    updated(bucket);
   }
 }
 

@@ -29,7 +29,9 @@ class AdamW {
   std::vector<OwnState> own_states() const;
 
   // Update `step` (from 1) with the synchronised gradients times gradient_scale; writes the new values of own rows.
-  void update(const Stream& stream, int64_t step, double lr, double gradient_scale) const;
+  // Says after each bucket that its values are on their way, also where it owns none.
+  void update(const Stream& stream, int64_t step, double lr, double gradient_scale,
+              const std::function<void(size_t bucket)>& updated) const;
 
  private:
   struct Slice {
@@ -42,7 +44,8 @@ class AdamW {
   };
 
   const ParameterTable& table_;
-  std::vector<RowOwnership::Piece> pieces_;
+  std::vector<RowOwnership::Piece> pieces_;  // bucket by bucket
+  size_t buckets_;
   OptimizerConfig config_;
   std::vector<Slice> slices_;
 };

@@ -8,10 +8,7 @@
 #include "ops/elementwise.h"
 
 namespace invar {
-namespace {
 
-// The ranges of the flat gradients whose squares this rank adds, neighbours joined: of every element of the model one
-// copy on one rank.
 std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership, int data_rank) {
   std::map<int64_t, std::pair<int64_t, bool>> runs;  // begin -> end, whether counted
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
@@ -32,18 +29,16 @@ std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnershi
   return joined;
 }
 
-}  // namespace
-
-double gradient_norm(const Stream& stream, const ParameterTable& table, const RowOwnership& ownership,
-                     const ProcessGroups& groups, const Tensor& squares) {
+double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<Range>& counted,
+                     Communicator& world, const Tensor& squares) {
   ops::zero(stream, squares);
-  for (const Range& own : counted_ranges(table, ownership, groups.data->rank())) {
-    ops::add_sum_of_squares(stream, table.flat_gradients().rows(own.begin, own.end), squares);
+  for (const Range& own : counted) {
+    ops::add_sum_of_squares(stream, flat_gradients.rows(own.begin, own.end), squares);
   }
   if (squares.is_meta()) return 0;
   double total = 0;
   copy_across(stream, squares, Tensor(&total, DType::kF64, DeviceType::kCpu, {1}));
-  return std::sqrt(all_reduce_value(*groups.world, total, ReduceOp::kSum));
+  return std::sqrt(all_reduce_value(world, total, ReduceOp::kSum));
 }
 
 double clip_coefficient(double norm, double max_norm) {

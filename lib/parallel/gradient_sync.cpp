@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/integer.h"
-#include "device/device.h"
 
 namespace invar {
 namespace {
@@ -30,14 +30,21 @@ int64_t nearest_row(const ParameterTable& table, Range bucket, int64_t target) {
 
 }  // namespace
 
-RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int64_t bucket_elements) : table_(table) {
+RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int64_t bucket_elements)
+    : table_(table), bucket_of_(table.weights().size()) {
   int64_t begin = 0;
-  for (const WeightId id : table.layout()) {
-    const int64_t end = padded_end(table.weight(id));
-    if (end - begin >= bucket_elements || end == table.flat_size()) {
-      buckets_.push_back({{begin, end}, {}});
-      begin = end;
-    }
+  int64_t elements = 0;
+  const std::vector<WeightId>& layout = table.layout();
+  for (size_t i = 0; i < layout.size(); ++i) {
+    const Weight& weight = table.weight(layout[i]);
+    elements += weight.logical_elements();
+    bucket_of_[static_cast<size_t>(layout[i])] = buckets_.size();
+    const bool last_of_kind =
+        i + 1 == layout.size() || table.weight(layout[i + 1]).fully_replicated() != weight.fully_replicated();
+    if (elements < bucket_elements && !last_of_kind) continue;
+    buckets_.push_back({{begin, padded_end(weight)}, {}});
+    begin = padded_end(weight);
+    elements = 0;
   }
   for (Bucket& bucket : buckets_) {
     int64_t previous = bucket.elements.begin;
@@ -58,11 +65,11 @@ Range RowOwnership::Bucket::owned(int data_rank) const {
 
 std::vector<RowOwnership::Piece> RowOwnership::pieces(int data_rank) const {
   std::vector<Piece> pieces;
-  for (const Bucket& bucket : buckets_) {
-    const Range own = bucket.owned(data_rank);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Range own = buckets_[b].owned(data_rank);
     for (const WeightId id : table_.layout()) {
       const Range elements = intersect(table_.weight(id).elements(), own);
-      if (!elements.empty()) pieces.push_back({id, elements});
+      if (!elements.empty()) pieces.push_back({id, elements, b});
     }
   }
   return pieces;
@@ -75,35 +82,57 @@ GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& owne
       data_(*groups.data),
       stream_(stream),
       queue_(data_.size() > 1 ? queue_beside(stream) : stream),
-      buckets_(ownership.buckets().size()),
-      bucket_of_(table.weights().size()) {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (const WeightId id : table.layout()) {
-      if (!ownership.buckets()[b].elements.contains(table.weight(id).offset)) continue;
-      bucket_of_[static_cast<size_t>(id)] = b;
-      buckets_[b].users += table.weight(id).users;
-    }
-  }
+      buckets_(ownership.buckets().size()) {
+  for (const WeightId id : table.layout()) buckets_[ownership.bucket_of(id)].users += table.weight(id).users;
+  const bool may_drift = data_.size() > 2 && !data_.adds_in_rank_order();  // two terms have one sum
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
-    if (!parameter.partial_gradient || parameter.replicas == nullptr || parameter.replicas->size() == 1) return;
-    add_replica_sum(parameter.replicas, elements);
+    if (parameter.replicas == nullptr || parameter.replicas->size() == 1) return;
+    if (parameter.partial_gradient) add_copies(&BucketState::partial, parameter.replicas, elements);
+    if (may_drift && parameter.trained) add_copies(&BucketState::equal, parameter.replicas, elements);
   });
+  if (may_drift) refuse_unequal_cuts(*groups.world);
 }
 
 // Joins neighbours of one bucket, the padding between weights too.
-void GradientSync::add_replica_sum(Communicator* group, Range elements) {
+void GradientSync::add_copies(std::vector<Copies> BucketState::*kind, Communicator* group, Range elements) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (!ownership_.buckets()[b].elements.contains(elements.begin)) continue;
-    std::vector<ReplicaSum>& sums = buckets_[b].replica_sums;
+    std::vector<Copies>& copies = buckets_[b].*kind;
     const bool joins =
-        !sums.empty() && sums.back().group == group &&
-        (elements.begin == sums.back().elements.end || elements.begin == aligned(sums.back().elements.end));
+        !copies.empty() && copies.back().group == group &&
+        (elements.begin == copies.back().elements.end || elements.begin == aligned(copies.back().elements.end));
     if (joins) {
-      sums.back().elements.end = elements.end;
+      copies.back().elements.end = elements.end;
     } else {
-      sums.push_back({group, elements});
+      copies.push_back({group, elements});
     }
   }
+}
+
+Range GradientSync::own_part(size_t bucket, Range elements) const {
+  return intersect(ownership_.buckets()[bucket].owned(data_.rank()), elements);
+}
+
+// Copies are made equal by the ranks that own the same part of each.
+void GradientSync::refuse_unequal_cuts(Communicator& world) const {
+  int64_t unequal = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const Copies& copies : buckets_[b].equal) {
+      const Range own = own_part(b, copies.elements);
+      for (const int64_t place : {own.begin - copies.elements.begin, own.size()}) {
+        const int64_t least = all_reduce_value(*copies.group, own.empty() ? -1 : place, ReduceOp::kMin);
+        const int64_t most = all_reduce_value(*copies.group, own.empty() ? -1 : place, ReduceOp::kMax);
+        if (least != most) unequal = 1;
+      }
+    }
+  }
+  if (all_reduce_value(world, unequal, ReduceOp::kMax) == 0) return;
+  throw Error(
+      ErrorKind::kConfig,
+      format("parallel.uneven with more tensor ranks than KV heads and {} data ranks on GPUs: the sums over data "
+             "ranks would let the copies of a KV head drift apart",
+             data_.size()),
+      "use a parallel.tensor that divides evenly, at most two data ranks, or device: cpu");
 }
 
 void GradientSync::begin_last_micro_batch() {
@@ -113,7 +142,7 @@ void GradientSync::begin_last_micro_batch() {
 
 void GradientSync::gradient_done(WeightId id) {
   if (!last_micro_batch_) return;
-  const size_t bucket = bucket_of_[static_cast<size_t>(id)];
+  const size_t bucket = ownership_.bucket_of(id);
   INVAR_CHECK(buckets_[bucket].missing > 0, "'{}' has more users than it says", table_.weight(id).name);
   if (--buckets_[bucket].missing == 0) sum(bucket);
 }
@@ -121,7 +150,7 @@ void GradientSync::gradient_done(WeightId id) {
 void GradientSync::sum(size_t bucket) {
   buckets_[bucket].summed = true;
   const Tensor& gradients = table_.flat_gradients();
-  for (const ReplicaSum& part : buckets_[bucket].replica_sums) {
+  for (const Copies& part : buckets_[bucket].partial) {
     part.group->all_reduce(stream_, gradients.rows(part.elements.begin, part.elements.end), ReduceOp::kSum);
   }
   if (data_.size() == 1) return;
@@ -139,16 +168,37 @@ void GradientSync::finish() {
   }
   last_micro_batch_ = false;
   wait_for(stream_, queue_);
+  make_copies_equal();
 }
 
-void GradientSync::publish() {
+void GradientSync::make_copies_equal() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const Copies& copies : buckets_[b].equal) {
+      const Range own = own_part(b, copies.elements);
+      if (!own.empty()) copies.group->broadcast(stream_, table_.flat_gradients().rows(own.begin, own.end), 0);
+    }
+  }
+}
+
+void GradientSync::publish(size_t bucket) {
   if (data_.size() == 1) return;
   const Tensor& values = table_.flat_values();
-  for (const RowOwnership::Bucket& bucket : ownership_.buckets()) {
-    const Range own = bucket.owned(data_.rank());
-    data_.all_gather(stream_, values.rows(own.begin, own.end), values.rows(bucket.elements.begin, bucket.elements.end),
-                     bucket.counts);
-  }
+  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  const Range own = cut.owned(data_.rank());
+  wait_for(queue_, stream_);
+  data_.all_gather(queue_, values.rows(own.begin, own.end), values.rows(cut.elements.begin, cut.elements.end),
+                   cut.counts);
+  buckets_[bucket].published.set(queue_);
+  buckets_[bucket].awaited = false;
+}
+
+void GradientSync::await_values(WeightId id) {
+  BucketState& bucket = buckets_[ownership_.bucket_of(id)];
+  if (!std::exchange(bucket.awaited, true)) bucket.published.hold(stream_);
+}
+
+void GradientSync::await_values() const {
+  for (const BucketState& bucket : buckets_) bucket.published.hold(stream_);
 }
 
 }  // namespace invar

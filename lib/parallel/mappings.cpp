@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/integer.h"
+#include "device/device.h"
 #include "ops/elementwise.h"
 #include "parallel/unit_partition.h"
 
@@ -52,6 +53,28 @@ Tensor TensorRegion::reduce(const Stream& stream, Arena& scratch, const Tensor& 
   const Tensor rounded = scratch.allocate("reduced", dtype, {sum.dim(0), sum.dim(1)});
   ops::copy(stream, sum, rounded);
   return rounded;
+}
+
+void TensorRegion::open_queue(const Stream& stream) {
+  if (group_.size() > 1) queue_ = queue_beside(stream);
+}
+
+const Stream& TensorRegion::queue_after(const Stream& stream) const {
+  if (!queue_) return stream;
+  wait_for(*queue_, stream);
+  return *queue_;
+}
+
+Tensor TensorRegion::gather_beside(const Stream& stream, Arena& scratch, const Tensor& local) const {
+  return gather(queue_after(stream), scratch, local);
+}
+
+Tensor TensorRegion::reduce_beside(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const {
+  return reduce(queue_after(stream), scratch, partial, dtype);
+}
+
+void TensorRegion::join(const Stream& stream) const {
+  if (queue_) wait_for(stream, *queue_);
 }
 
 }  // namespace invar

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -31,13 +32,23 @@ class TensorRegion {
   // in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
 
+  // The same beside what is queued on the stream next, where its device has several queues: the result is there, and
+  // what was given may be used again, for what is queued after join().
+  Tensor gather_beside(const Stream& stream, Arena& scratch, const Tensor& local) const;
+  Tensor reduce_beside(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
+  void join(const Stream& stream) const;
+  // Makes the queue for them; before that they run on the stream itself.
+  void open_queue(const Stream& stream);
+
   static constexpr int64_t kTokenBlock = 8;
 
  private:
   std::vector<int64_t> counts(int64_t columns) const;
+  const Stream& queue_after(const Stream& stream) const;
 
   Communicator& group_;
   bool sequence_;
+  std::optional<Stream> queue_;
   int64_t tokens_ = 0;
   std::vector<Range> slices_;
 };

@@ -9,15 +9,9 @@
 namespace invar {
 namespace {
 
-// Held by every rank of the replica, whole: norms.
-bool fully_replicated(const Weight& weight) {
-  return std::all_of(weight.parameters.begin(), weight.parameters.end(),
-                     [](const Parameter& p) { return p.replicas != nullptr && p.shape.size() == 1; });
-}
-
 int layout_class(const Weight& weight) {
-  if (!fully_replicated(weight)) return 0;
-  return weight.parameters.front().partial_gradient ? 2 : 1;
+  if (!weight.fully_replicated()) return 2;
+  return weight.parameters.front().partial_gradient ? 0 : 1;
 }
 
 template <class T>
@@ -35,6 +29,17 @@ void fill_rows(const Parameter& parameter, const RowRun& run, int64_t cols, cons
 }
 
 }  // namespace
+
+bool Weight::fully_replicated() const {
+  return std::all_of(parameters.begin(), parameters.end(),
+                     [](const Parameter& p) { return p.replicas != nullptr && p.shape.size() == 1; });
+}
+
+int64_t Weight::logical_elements() const {
+  int64_t elements = 0;
+  for (const Parameter& parameter : parameters) elements += parameter.numel();
+  return elements;
+}
 
 WeightId ParameterTable::add(Weight weight) {
   INVAR_CHECK(!flat_values_.defined(), "weight '{}' added after allocation", weight.name);

@@ -62,6 +62,10 @@ struct Weight {
   Tensor value;        // (rows, cols) or (rows), the working dtype
   Tensor gradient;     // the same shape, f32
   Range elements() const { return {offset, offset + rows * cols}; }
+  // Held by every rank of the replica, whole: norms.
+  bool fully_replicated() const;
+  // Of its parameters on all ranks together.
+  int64_t logical_elements() const;
 };
 
 // Every weight of this rank, laid out in two flat buffers (values, gradients). Collectives and the optimizer work on
@@ -76,8 +80,8 @@ class ParameterTable {
   void add_unused(std::string name) { unused_.insert(std::move(name)); }
   const std::set<std::string>& unused() const { return unused_; }
 
-  // Lays out and cuts the buffers from the arenas. Order: as added, then those with replicas on every rank, so that
-  // gradients to be summed over a group are neighbours.
+  // Lays out and cuts the buffers from the arenas. Order: first those with replicas on every rank, so that gradients to
+  // be summed over a group are neighbours, then as added: that in which a forward pass wants them.
   void allocate(Arena& values, Arena& gradients, DType dtype);
 
   const Weight& weight(WeightId id) const { return weights_[static_cast<size_t>(id)]; }

@@ -20,18 +20,27 @@ class WeightProvider {
 class ResidentWeights : public WeightProvider {
  public:
   explicit ResidentWeights(const ParameterTable& table) : table_(table) {}
-  // Called for each gradient_done.
-  void on_gradient_done(std::function<void(WeightId)> listener) { listener_ = std::move(listener); }
-  Tensor acquire_forward(WeightId id) override { return table_.weight(id).value; }
-  Tensor acquire_backward(WeightId id) override { return table_.weight(id).value; }
+  // Who makes the values ready when they are acquired, and is told of each gradient_done.
+  struct Listener {
+    std::function<void(WeightId)> acquired;
+    std::function<void(WeightId)> gradient_done;
+  };
+  void listen(Listener listener) { listener_ = std::move(listener); }
+  Tensor acquire_forward(WeightId id) override { return acquire(id); }
+  Tensor acquire_backward(WeightId id) override { return acquire(id); }
   Tensor gradient(WeightId id) override { return table_.weight(id).gradient; }
   void gradient_done(WeightId id) override {
-    if (listener_) listener_(id);
+    if (listener_.gradient_done) listener_.gradient_done(id);
   }
 
  private:
+  Tensor acquire(WeightId id) const {
+    if (listener_.acquired) listener_.acquired(id);
+    return table_.weight(id).value;
+  }
+
   const ParameterTable& table_;
-  std::function<void(WeightId)> listener_;
+  Listener listener_;
 };
 
 }  // namespace invar

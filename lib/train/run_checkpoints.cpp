@@ -114,6 +114,7 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
 }
 
 void RunCheckpoints::begin_save(const TrainState& state, const Progress& progress, Log& log) {
+  wait(log);  // the last one's copy of the state goes before there is another
   report(saver_->save(info(progress), state.own_part(TrainState::Copies::kOne)), log);
   if (!config_.checkpoint.async) wait(log);
 }

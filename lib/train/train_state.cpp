@@ -77,10 +77,12 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       scratch_("scratch", stream.device(), capacity.scratch),
       workspace_{stream_, saved_, scratch_},
       model_(decoder_spec(config.model), groups, options_of(config)),
-      ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size()),
+      ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size(),
+                 config.parallel.bucket_size * groups.tensor->size()),
       sync_(model_.parameters(), ownership_, groups, stream_),
-      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
-  model_.on_gradient_done([this](WeightId id) { sync_.gradient_done(id); });
+      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer),
+      counted_(counted_ranges(model_.parameters(), ownership_, groups.data->rank())) {
+  model_.listen({[this](WeightId id) { sync_.await_values(id); }, [this](WeightId id) { sync_.gradient_done(id); }});
   optimizer_.allocate(optimizer_memory_);
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
   loss_sum_ = constants_.allocate("loss", DType::kF64, {1});
@@ -109,7 +111,7 @@ MicroBatch TrainState::to_device(const Batch& batch) {
 }
 
 void TrainState::zero_gradients() {
-  ops::zero(stream_, parameters().flat_gradients());
+  ops::zero(stream_, model_.parameters().flat_gradients());
 }
 
 void TrainState::forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink, Turn turn) {
@@ -130,12 +132,11 @@ double TrainState::take_loss() {
 
 double TrainState::finish_gradients() {
   sync_.finish();
-  return gradient_norm(stream_, parameters(), ownership_, groups_, squares_);
+  return gradient_norm(stream_, model_.parameters().flat_gradients(), counted_, *groups_.world, squares_);
 }
 
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
-  optimizer_.update(stream_, step, lr, gradient_scale);
-  sync_.publish();
+  optimizer_.update(stream_, step, lr, gradient_scale, [this](size_t bucket) { sync_.publish(bucket); });
 }
 
 void TrainState::load(const CheckpointReader& reader) {
@@ -144,7 +145,7 @@ void TrainState::load(const CheckpointReader& reader) {
   reader.read(part);
   upload(part);
   optimizer_.publish_masters(stream_);
-  sync_.publish();
+  for (size_t b = 0; b < ownership_.buckets().size(); ++b) sync_.publish(b);
 }
 
 // The whole host copy back to the device.

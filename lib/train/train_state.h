@@ -22,6 +22,9 @@ struct MemorySizes {
   int64_t total() const { return parameters + gradients + optimizer + constants + saved + scratch; }
 };
 
+// What the libraries take on a GPU beside: above all cuDNN for the backward pass of attention, up to 2.5 GiB, and NCCL.
+constexpr int64_t kOutsideArenas = int64_t{3} << 30;
+
 // Everything of a run that lives on one rank's device: weights, gradients, optimizer state, and the stacks that a step
 // works in, all allocated in the constructor. Collective over the world.
 class TrainState {
@@ -30,7 +33,11 @@ class TrainState {
   TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream, const MemorySizes& capacity);
 
   DecoderModel& model() { return model_; }
-  const ParameterTable& parameters() const { return model_.parameters(); }
+  // With the values of the last update.
+  const ParameterTable& parameters() const {
+    sync_.await_values();
+    return model_.parameters();
+  }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
   const Stream& stream() const { return stream_; }
@@ -85,8 +92,9 @@ class TrainState {
   RowOwnership ownership_;
   GradientSync sync_;
   AdamW optimizer_;
-  Tensor loss_sum_;  // f64 (1)
-  Tensor squares_;   // f64 (1): of the gradients
+  std::vector<Range> counted_;  // of the flat gradients, in their norm
+  Tensor loss_sum_;             // f64 (1)
+  Tensor squares_;              // f64 (1): of the gradients
   Tensor tokens_;
   Tensor labels_;
   Tensor document_starts_;  // undefined without data.reset_at_eod

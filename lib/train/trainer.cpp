@@ -67,12 +67,13 @@ std::string mib(int64_t bytes) {
 void refuse_too_large(const MemorySizes& memory, const Stream& stream) {
   if (stream.device() != DeviceType::kCuda) return;
   const CudaMemoryInfo gpu = cuda_memory_info();
-  if (memory.total() <= gpu.free) return;
+  if (memory.total() + kOutsideArenas <= gpu.free) return;
   throw Error(ErrorKind::kFault,
               format("out of GPU memory: the run needs {} (parameters {}, gradients {}, optimizer {}, activations {}, "
-                     "scratch {}), of {} {} are free",
+                     "scratch {}) and {} for the libraries' workspaces; of {} {} are free",
                      mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
-                     mib(memory.saved), mib(memory.scratch + memory.constants), mib(gpu.total), mib(gpu.free)),
+                     mib(memory.saved), mib(memory.scratch + memory.constants), mib(kOutsideArenas), mib(gpu.total),
+                     mib(gpu.free)),
               "use more ranks, a smaller train.micro_batch_size or train.recompute: full");
 }
 

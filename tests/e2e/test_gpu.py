@@ -1,5 +1,6 @@
 """Training on a GPU: the reference cases at every layout, the same run on the CPU and on the GPU, checkpoints that cross
 over, and what is refused. Layouts of several ranks are threads that share one GPU; test_gpus.py has NCCL."""
+import os
 import re
 import subprocess
 import unittest
@@ -24,7 +25,10 @@ def gpus():
 
 def use_gpus():
     """Undoes what hides them from the other end-to-end tests."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     invar_job.ENVIRONMENT.pop("CUDA_VISIBLE_DEVICES", None)
+    if given is not None:
+        invar_job.ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = given
 
 
 # Heads of 64, so that every attention kernel can take part.

@@ -1,10 +1,13 @@
 """Training on several GPUs through NCCL: layouts agree with each other and with the CPU, debugging changes no bit, and a
 hang ends with a report."""
 import os
+import pathlib
 import signal
+import subprocess
 import unittest
 
-from invar_job import FAILURE_SECONDS, REFERENCE, ids_of, series, wait_until
+import invar_job
+from invar_job import FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, ids_of, series, wait_until
 from test_gpu import GpuTest, gpus
 
 
@@ -27,18 +30,27 @@ class SeveralGpus(GpuTest):
                     outcome = self.run_invar("parity", REFERENCE / case, "device=cuda", *layout, ranks=world, seconds=120)
                     self.assertEqual(outcome.code, 0, outcome)
 
+    def test_collectives_over_nccl(self):
+        suite = pathlib.Path(INVAR).with_name("nccl_suite")
+        done = subprocess.run([*LAUNCH, "-n", str(min(gpus(), 4)), suite], env=invar_job.ENVIRONMENT, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
     def test_layouts_agree_with_one_gpu(self):
         for precision, band in (("fp32", 1e-4), ("bf16", 1e-2)):
             self.recipe(precision)
             one = self.train(f"one_{precision}", "device=cuda")
             for i, (world, layout) in enumerate(self.layouts()):
                 with self.subTest(precision=precision, world=world, layout=layout):
-                    losses = self.train(f"{precision}_{i}", "device=cuda", *layout, ranks=world)
+                    losses = self.train(f"{precision}_{i}", "device=cuda", "parallel.bucket_size=20000", *layout,
+                                        ranks=world)
                     self.check_close(losses, one, band)
 
     def test_waiting_for_every_collective_changes_no_bit(self):
         self.recipe("bf16")
-        for name, layout in {"data": [], "tensor": ["parallel.tensor=2", "parallel.sequence=true"]}.items():
+        layouts = {"data": ["parallel.bucket_size=20000"],  # several: sums and new values on their way in each pass
+                   "tensor": ["parallel.tensor=2", "parallel.sequence=true", "parallel.bucket_size=20000"]}
+        for name, layout in layouts.items():
             runs = [f"{name}_{mode}" for mode in ("overlapped", "synchronous")]
             for run, mode in zip(runs, ("false", "true")):
                 self.train(run, "device=cuda", f"comm.synchronous={mode}", f"checkpoint.export_dir={run}_hf", *layout, ranks=2)

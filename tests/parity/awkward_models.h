@@ -24,6 +24,7 @@ inline Config awkward_model(Precision precision) {
   config.model.head_dim = 10;
   config.model.rope_theta = 1e4;
   config.parallel.uneven = true;
+  config.parallel.bucket_size = 1500;  // several buckets of several weights
   config.numerics.precision = precision;
   config.train.steps = 4;
   config.train.sequence_length = 21;

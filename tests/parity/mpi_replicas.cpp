@@ -45,7 +45,8 @@ Config model_of(Precision precision, const Topology& layout) {
 // The data group of a library whose sums follow a ring: the terms of a rank's part start behind that rank.
 class RingOrder final : public WrappedCommunicator {
  public:
-  using WrappedCommunicator::WrappedCommunicator;
+  RingOrder(std::unique_ptr<Communicator> inner, bool known) : WrappedCommunicator(std::move(inner)), known_(known) {}
+  bool adds_in_rank_order() const override { return !known_; }
 
   void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
                       ReduceOp) override {
@@ -63,7 +64,12 @@ class RingOrder final : public WrappedCommunicator {
       receive.data<float>()[i] = sum;
     }
   }
+
+ private:
+  bool known_;
 };
+
+enum class Sums : uint8_t { kByRank, kRing, kRingUnknown };
 
 // Bytes of `part` that are not the same on all ranks of `group`.
 int64_t differing_bytes(Communicator& group, const Stream& stream, const Tensor& part) {
@@ -89,12 +95,14 @@ std::string kind_of(const std::string& name) {
   return name;
 }
 
-Copies train(Precision precision, bool ring_order) {
+Copies train(Precision precision, Sums sums) {
   Communicator& world = mpi_session().world();
   const Topology layout = layout_of(world.size());
   const Config config = model_of(precision, layout);
   ProcessGroups groups = make_process_groups(world, layout);
-  if (ring_order) groups.data = std::make_unique<RingOrder>(std::move(groups.data));
+  if (sums != Sums::kByRank) {
+    groups.data = std::make_unique<RingOrder>(std::move(groups.data), sums == Sums::kRing);
+  }
   const Stream stream(DeviceType::kCpu);
   TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
   initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
@@ -129,7 +137,7 @@ int64_t differing_on_any_rank(const Copies& copies) {
 TEST_CASE("copies of a weight stay equal to the bit") {
   Communicator& world = mpi_session().world();
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    const Copies copies = train(precision, false);
+    const Copies copies = train(precision, Sums::kByRank);
     const bool holds_kv_copy = copies.differing.contains("k_proj");
     CHECK(copies.differing.contains("norm"));
     CHECK(copies.differing.contains("v_proj") == holds_kv_copy);
@@ -144,10 +152,21 @@ TEST_CASE("copies of a weight stay equal to the bit") {
   }
 }
 
-TEST_CASE("a sum whose order depends on its owner lets the copies drift apart") {
-  const Copies copies = train(Precision::kF32, true);
+TEST_CASE("a sum whose order depends on its owner would let the copies drift apart") {
+  const Copies copies = train(Precision::kF32, Sums::kRingUnknown);
   CHECK(copies.over_data == 0);
-  // Two terms have one order, and the norms, at the end of every buffer, one owner.
+  // Two terms have one order, and the norms, in buckets of their own, one owner.
   const Topology layout = layout_of(mpi_session().world().size());
   CHECK((differing_on_any_rank(copies) > 0) == (layout.data > 2 && layout.tensor > 3));
+}
+
+TEST_CASE("such sums are made equal, or refused where owners of copies differ") {
+  const Topology layout = layout_of(mpi_session().world().size());
+  if (layout.data > 2 && layout.tensor > 3) {
+    CHECK_THROWS_AS(train(Precision::kF32, Sums::kRing), Error);
+    return;
+  }
+  const Copies copies = train(Precision::kF32, Sums::kRing);
+  CHECK(copies.over_data == 0);
+  CHECK(differing_on_any_rank(copies) == 0);
 }

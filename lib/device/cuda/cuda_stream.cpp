@@ -28,30 +28,22 @@ void check_launch(std::string_view op) {
   check_cuda(cudaGetLastError(), op);
 }
 
-CudaStream::CudaStream(int device) : device_(device) {
+CudaStream::CudaStream(int device, std::shared_ptr<std::string> phase) : device_(device), phase_(std::move(phase)) {
   check_device_index(device);
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   check_cuda(cudaMallocHost(&staging_, kStagingBytes), "cudaMallocHost");
   check_cuda(cudaEventCreateWithFlags(&staged_, cudaEventDisableTiming), "cudaEventCreate");
-  check_cuda(cudaEventCreateWithFlags(&mark_, cudaEventDisableTiming), "cudaEventCreate");
 }
 
 CudaStream::~CudaStream() {
-  cudaStreamSynchronize(stream_);
+  // Work that waits for a peer may never end while this rank unwinds; the process ends, and the memory with it.
+  if (std::uncaught_exceptions() == 0) cudaStreamSynchronize(stream_);
   attachments_.clear();
   cudaFree(workspace_);
   cudaFreeHost(staging_);
   cudaEventDestroy(staged_);
-  cudaEventDestroy(mark_);
   cudaStreamDestroy(stream_);
-}
-
-void CudaStream::wait_for(CudaStream& other) {
-  check_cuda(cudaEventRecord(other.mark_, other.stream_), "cudaEventRecord");
-  check_cuda(cudaStreamWaitEvent(stream_, other.mark_, 0), "cudaStreamWaitEvent");
 }
 
 void* CudaStream::workspace(int64_t bytes) {
@@ -116,12 +108,34 @@ Stream make_cuda_stream(int index, int threads) {
 
 Stream queue_beside(const Stream& stream) {
   if (stream.device() != DeviceType::kCuda) return stream;
-  return Stream(std::make_shared<CudaStream>(stream.cuda().device()), stream.threads());
+  return Stream(std::make_shared<CudaStream>(stream.cuda().device(), stream.cuda().phase()), stream.threads());
 }
 
 void wait_for(const Stream& stream, const Stream& other) {
   if (stream.device() != DeviceType::kCuda || &stream.cuda() == &other.cuda()) return;
-  stream.cuda().wait_for(other.cuda());
+  StreamMark here;
+  here.set(other);
+  here.hold(stream);
+}
+
+struct StreamMark::Event {
+  cudaEvent_t handle = nullptr;
+
+  Event() { check_cuda(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(handle); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+};
+
+void StreamMark::set(const Stream& stream) {
+  if (stream.device() != DeviceType::kCuda) return;
+  if (event_ == nullptr) event_ = std::make_shared<Event>();
+  check_cuda(cudaEventRecord(event_->handle, cuda_handle(stream)), "cudaEventRecord");
+}
+
+void StreamMark::hold(const Stream& stream) const {
+  if (event_ == nullptr) return;
+  check_cuda(cudaStreamWaitEvent(cuda_handle(stream), event_->handle, 0), "cudaStreamWaitEvent");
 }
 
 void set_phase(const Stream& stream, const std::string& phase) {

@@ -23,29 +23,25 @@ void check_launch(std::string_view op);
 // workspace. Used by one thread at a time.
 class CudaStream {
  public:
-  explicit CudaStream(int device);
+  // phase: shared by all queues of the same work.
+  explicit CudaStream(int device, std::shared_ptr<std::string> phase = std::make_shared<std::string>());
   ~CudaStream();
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
   cudaStream_t handle() const { return stream_; }
   int device() const { return device_; }
-  int multiprocessors() const { return multiprocessors_; }
-
-  // What is queued here from now on starts after what is on `other` now.
-  void wait_for(CudaStream& other);
 
   // Device memory for the operation that asks, aligned to 256 bytes, uninitialised; valid until the next call. It grows
   // to the largest request, so only the first steps allocate.
   void* workspace(int64_t bytes);
-  int64_t workspace_bytes() const { return workspace_bytes_; }
 
   // Copies `bytes` of host memory, which may be used again on return, through pinned memory.
   void upload(const void* from, void* to, int64_t bytes);
 
   // What the work queued from now on belongs to, for messages: "layer 3 backward".
-  void set_phase(std::string phase) { phase_ = std::move(phase); }
-  const std::string& phase() const { return phase_; }
+  void set_phase(std::string phase) { *phase_ = std::move(phase); }
+  const std::shared_ptr<std::string>& phase() const { return phase_; }
 
   // An object that lives as long as the stream, one per type, made at first use by T(CudaStream&): handles and plan
   // caches of libraries.
@@ -58,14 +54,12 @@ class CudaStream {
 
  private:
   int device_;
-  int multiprocessors_ = 0;
   cudaStream_t stream_ = nullptr;
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
-  std::string phase_;
+  std::shared_ptr<std::string> phase_;
   void* staging_ = nullptr;  // pinned
   cudaEvent_t staged_ = nullptr;
-  cudaEvent_t mark_ = nullptr;  // the point that others wait for
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };
 

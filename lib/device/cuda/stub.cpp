@@ -44,6 +44,12 @@ Stream queue_beside(const Stream& stream) {
 
 void wait_for(const Stream&, const Stream&) {}
 
+struct StreamMark::Event {};
+
+void StreamMark::set(const Stream&) {}
+
+void StreamMark::hold(const Stream&) const {}
+
 void set_phase(const Stream&, const std::string&) {}
 
 void synchronize(const Stream&) {}

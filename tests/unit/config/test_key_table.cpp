@@ -53,7 +53,7 @@ Config without_origin(Config config) {
 }  // namespace
 
 TEST_CASE("every member of the config has a key") {
-  STATIC_REQUIRE(member_count<ParallelConfig>() == 5);
+  STATIC_REQUIRE(member_count<ParallelConfig>() == 6);
   CHECK(key_names("model").size() == member_count<ModelConfig>());
   CHECK(key_names("parallel").size() == member_count<ParallelConfig>());
   CHECK(key_names("numerics").size() == member_count<NumericsConfig>());

@@ -11,7 +11,8 @@ namespace {
 
 double norm_of(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
   double squares = 0;
-  return gradient_norm(Stream(DeviceType::kCpu), table, ownership, groups,
+  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(),
+                       counted_ranges(table, ownership, groups.data->rank()), *groups.world,
                        Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
 }
 
@@ -48,7 +49,7 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
       Arena values("values", DeviceType::kCpu, 1 << 16);
       Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(table, grid.data);
+      const RowOwnership ownership(table, grid.data, 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(35.0)).epsilon(1e-12));
@@ -75,7 +76,7 @@ TEST_CASE("a copy that its record does not declare is counted twice: the record 
       Arena values("values", DeviceType::kCpu, 1 << 12);
       Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(table, 1);
+      const RowOwnership ownership(table, 1, 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(declared ? 5.0 : 10.0)).epsilon(1e-12));

@@ -63,13 +63,40 @@ TEST_CASE("every element has one owner, at any number of ranks and bucket size")
   }
 }
 
+TEST_CASE("ranks of a tensor group cut buckets after the same weights, however unequal their shards") {
+  std::vector<std::vector<size_t>> cuts;
+  for (const Range rows : {Range{0, 70}, Range{70, 90}, Range{90, 90}}) {
+    Arena values("values", DeviceType::kMeta, 0);
+    Arena gradients("gradients", DeviceType::kMeta, 0);
+    ParameterTable table;
+    for (const bool sharded : {true, false, true, true, false, true}) {
+      Weight w;
+      w.rows = sharded ? rows.size() : 40;
+      w.cols = 8;
+      Parameter p;
+      p.shape = {sharded ? 90 : 40, 8};
+      p.runs = {{{sharded ? rows.begin : 0, sharded ? rows.end : 40}, 0}};
+      w.parameters = {std::move(p)};
+      table.add(std::move(w));
+    }
+    table.allocate(values, gradients, DType::kF32);
+    const RowOwnership ownership(table, 2, 1000);
+    CHECK(ownership.buckets().back().elements.end == table.flat_size());
+    cuts.emplace_back();
+    for (WeightId id = 0; id < 6; ++id) cuts.back().push_back(ownership.bucket_of(id));
+  }
+  CHECK(cuts[0] == std::vector<size_t>{0, 0, 1, 1, 2, 2});
+  CHECK(cuts[1] == cuts[0]);
+  CHECK(cuts[2] == cuts[0]);
+}
+
 TEST_CASE("pieces are nearly equal where rows are small") {
   Arena values("values", DeviceType::kMeta, 0);
   Arena gradients("gradients", DeviceType::kMeta, 0);
   ParameterTable table;
   add_matrix(table, "w", 1000, 8);
   table.allocate(values, gradients, DType::kF32);
-  const RowOwnership ownership(table, 7);
+  const RowOwnership ownership(table, 7, 1 << 20);
   for (const int64_t count : ownership.buckets().front().counts) CHECK(std::abs(count - 8000 / 7) <= 8 + 64);
 }
 
@@ -94,7 +121,8 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
         value[static_cast<size_t>(i)] = static_cast<float>(i) + 0.5f;
       }
     }
-    sync.publish();
+    for (size_t b = 0; b < ownership.buckets().size(); ++b) sync.publish(b);
+    sync.await_values();
     for (const Weight& w : table.weights()) {
       for (int64_t i = w.elements().begin; i < w.elements().end; ++i) {
         CHECK(value[static_cast<size_t>(i)] == static_cast<float>(i) + 0.5f);
@@ -161,7 +189,7 @@ TEST_CASE("partial gradients are summed over their replicas, complete ones are n
       ids.push_back(table.add(std::move(w)));
     }
     table.allocate(values, gradients, DType::kF32);
-    const RowOwnership ownership(table, 1);
+    const RowOwnership ownership(table, 1, 1 << 20);
     for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(world.rank() + 1);
     const Stream stream(DeviceType::kCpu);
     GradientSync(table, ownership, groups, stream).finish();
