@@ -1,6 +1,7 @@
 #include "ops/tree_sum.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cpu/element.h"
 #include "ops/cpu/parallel.h"
@@ -11,8 +12,9 @@ namespace invar::ops {
 
 namespace {
 
-// Elements summed at a time: the stack stays in the nearest cache.
-constexpr int64_t kBlock = 512;
+// Elements summed at a time: so few that all terms are read side by side, each a few cache lines ahead of the next.
+constexpr int64_t kBlock = 64;
+using WholeBlock = std::integral_constant<int64_t, kBlock>;
 
 // The most values on the program's stack.
 int checked_depth(const SumProgram& program, int64_t rows) {
@@ -31,16 +33,16 @@ int checked_depth(const SumProgram& program, int64_t rows) {
   return most;
 }
 
-template <class Out>
-void join(int64_t n, const float* a, const float* b, Out* out) {
+template <class Size, class Out>
+void join(Size n, const float* a, const float* b, Out* out) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) cpu::store(out[i], a[i] + b[i]);
 }
 
 // Sums of n <= kBlock elements of the rows that begin at `terms` and are `stride` apart. Terms are read where they lie;
 // only sums take room.
-template <class Out>
-void sum_block(const SumProgram& program, const float* terms, int64_t stride, int64_t n, Out* out) {
+template <class Size, class Out>
+void sum_block(const SumProgram& program, const float* terms, int64_t stride, Size n, Out* out) {
   float sums[SumProgram::kMaxDepth][kBlock];
   const float* stack[SumProgram::kMaxDepth];
   int depth = 0;
@@ -82,9 +84,9 @@ void tree_sum(const Stream& stream, const SumProgram& program, const Tensor& ter
     const auto* from = terms.data<float>();
     auto* to = out.data<Out>();
     cpu::parallel_for(stream.threads(), n, program.terms, [&](Range range) {
-      for (int64_t i = range.begin; i < range.end; i += kBlock) {
-        sum_block(program, from + i, n, std::min(kBlock, range.end - i), to + i);
-      }
+      int64_t i = range.begin;
+      for (; i + kBlock <= range.end; i += kBlock) sum_block(program, from + i, n, WholeBlock(), to + i);
+      sum_block(program, from + i, n, range.end - i, to + i);
     });
   });
 }

@@ -26,7 +26,7 @@ float f32(double value) {
 
 TEST_CASE("tree_sum adds in the order of its program, rounded after every addition") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
-  const int64_t n = GENERATE(0, 1, 511, 512, 513, 2 * cpu::kMinWorkPerThread + 13);
+  const int64_t n = GENERATE(0, 1, 63, 64, 65, 700, 2 * cpu::kMinWorkPerThread + 13);
   const HostTensor terms = random_tensor(DType::kF32, {5, n}, 1);
   HostTensor one(dtype, {n}), two(dtype, {n}), chain(dtype, {n});
   // (t3 + (t0 + t4)) + (t1 + t2)
