@@ -10,6 +10,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/per_layer_input.h"
+#include "ops/tree_sum.h"
 
 // Every operation on a GPU: the functions of ops/, after their checks. Operands are on the stream's device; work is
 // queued and not waited for. Everything is deterministic: no atomics on floats, and the order of a sum depends on
@@ -76,6 +77,9 @@ void per_layer_dots(const Stream& stream, const PerLayerInputParams& params, con
 void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& params,
                               const PerLayerProjection& projection, const Tensor& d_inputs, const Tensor& dots,
                               const Tensor& d_projected, const Tensor& d_looked_up, const Tensor& d_weight);
+
+// depth: the most values on the program's stack.
+void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 
 // Attention backends, best first; each refuses what it cannot do. Empty in a build without CUDA.
 std::span<const AttentionBackend* const> attention_backends();

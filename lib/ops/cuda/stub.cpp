@@ -111,6 +111,9 @@ void per_layer_input_backward(const Stream&, const PerLayerInputParams&, const P
                               const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }
+void tree_sum(const Stream&, const SumProgram&, int, const Tensor&, const Tensor&) {
+  refuse();
+}
 
 std::span<const AttentionBackend* const> attention_backends() {
   return {};
