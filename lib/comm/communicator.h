@@ -17,8 +17,8 @@ enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 //
 // Every rank of the group calls the same collectives in the same order with matching sizes. Tensors are contiguous; an
 // empty one is legal everywhere. In a group of one each call is a copy or nothing. Supported dtypes: all for moving
-// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum; a maximum or minimum keeps a
-// NaN). Reductions give every rank the same bits, and add in ascending rank order: a sum depends on its terms alone,
+// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum; integers wrap around; a maximum
+// or minimum keeps a NaN). Reductions give every rank the same bits, and add in ascending rank order: a sum depends on its terms alone,
 // not on counts, sizes or the library that moves the bytes. A kMeta tensor moves nothing on any communicator.
 //
 // Errors: Error{kFault} that names operation, group and sizes. A rank that fails makes the others' calls fail or end
