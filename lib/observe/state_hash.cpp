@@ -50,6 +50,7 @@ void add_transposed(const Parameter& parameter, Range rows, const float* stored,
     for_each_block(begin, begin + rows.size() * width, [&](int64_t first, int64_t count) {
       add_inside_block(first, count, blocks, [&](int64_t i) {
         const int64_t at = first - begin + i;
+        if (width == 1) return stored[at * cols + row];  // the common case, without divisions
         return stored[at / width * cols + row * width + at % width];
       });
     });
