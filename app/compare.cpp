@@ -84,6 +84,10 @@ int compare_in_one_process(const CompareArguments& arguments) {
     const MetricsDifference found = compare_metrics(read_metrics(a.path), read_metrics(b.path), tolerance);
     inside = found.inside();
     lines = describe(found);
+    if (const std::optional<HashDifference> hashes = compare_hashes(a.path, b.path)) {
+      inside = inside && (hashes->all_equal() || !tolerance.exact);
+      for (const std::string& line : describe(*hashes)) lines.push_back(line);
+    }
   } else {
     const FileDifference found = compare_tensors(*open_tensors(a), *open_tensors(b), tolerance);
     inside = found.inside();

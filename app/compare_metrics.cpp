@@ -60,12 +60,11 @@ std::vector<int64_t> steps_only_in(const MetricsTable& a, const MetricsTable& b)
   return steps;
 }
 
-}  // namespace
-
-MetricsTable read_metrics(const std::filesystem::path& path) {
+// Calls visit(step, line).
+template <class Visit>
+void for_each_line(const std::filesystem::path& path, Visit visit) {
   std::ifstream file(path);
   if (!file) throw Error(ErrorKind::kData, format("{}: cannot be opened: {}", path.string(), std::strerror(errno)));
-  MetricsTable table;
   int64_t number = 0;
   for (std::string text; std::getline(file, text);) {
     ++number;
@@ -75,8 +74,28 @@ MetricsTable read_metrics(const std::filesystem::path& path) {
       throw Error(ErrorKind::kData, format("{}:{}: not a line of metrics", path.string(), number),
                   "give the metrics.jsonl of a run, or its folder");
     }
-    for (const auto& [field, value] : fields_of(line)) table[line["step"].get<int64_t>()][field] = value;
+    visit(line["step"].get<int64_t>(), line);
   }
+}
+
+}  // namespace
+
+MetricsTable read_metrics(const std::filesystem::path& path) {
+  MetricsTable table;
+  for_each_line(path, [&](int64_t step, const nlohmann::json& line) {
+    for (const auto& [field, value] : fields_of(line)) table[step][field] = value;
+  });
+  return table;
+}
+
+DigestTable read_digests(const std::filesystem::path& path) {
+  DigestTable table;
+  for_each_line(path, [&](int64_t step, const nlohmann::json& line) {
+    const auto found = line.find("state_hash");
+    if (found == line.end() || !found->is_object()) return;
+    table[step].clear();
+    for (const auto& [name, hash] : found->items()) table[step][name] = hash.is_string() ? hash.get<std::string>() : "";
+  });
   return table;
 }
 

@@ -16,6 +16,10 @@ namespace invar::app {
 using MetricsTable = std::map<int64_t, std::map<std::string, double>>;
 MetricsTable read_metrics(const std::filesystem::path& path);
 
+// The same of "state_hash": what is hashed → hash, of the steps that have it.
+using DigestTable = std::map<int64_t, std::map<std::string, std::string>>;
+DigestTable read_digests(const std::filesystem::path& path);
+
 // One field over the steps at which both have it.
 struct FieldDifference {
   std::string field;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/tensor.h"
+#include "observe/state_hash.h"
 
 namespace invar::app {
 namespace {
@@ -94,6 +95,18 @@ void describe_logits(std::vector<std::string>& lines, const LogitsDifference& lo
              logits.min_gap_a, logits.median_gap_a, logits.min_gap_b, logits.median_gap_b));
 }
 
+std::string describe_kind(const KindDifference& kind) {
+  if (kind.first.empty()) return format("  {}: no hashes of its tensors in both runs", kind.kind);
+  std::string line =
+      format("  {}: {} tensor{}, first {}", kind.kind, kind.tensors, kind.tensors == 1 ? "" : "s", kind.first);
+  if (!kind.block) return line;
+  int64_t elements = 1;
+  for (const int64_t dim : kind.shape) elements *= dim;
+  const int64_t begin = *kind.block * kHashBlock;
+  return line + format(", block {} (elements {} to {} of {})", *kind.block, begin,
+                       std::min(begin + kHashBlock, elements) - 1, describe_shape(kind.shape));
+}
+
 void describe_steps(std::vector<std::string>& lines, const std::vector<int64_t>& steps, const char* where) {
   if (steps.empty()) return;
   const std::string more = steps.size() > kListed ? format(" … {}", steps.back()) : "";
@@ -142,6 +155,17 @@ std::vector<std::string> describe(const MetricsDifference& difference) {
   }
   describe_steps(lines, difference.only_a, "A");
   describe_steps(lines, difference.only_b, "B");
+  return lines;
+}
+
+std::vector<std::string> describe(const HashDifference& difference) {
+  if (difference.all_equal()) {
+    return {format("state: {} step{} with equal state", difference.steps, difference.steps == 1 ? "" : "s")};
+  }
+  std::vector<std::string> lines = {format("state: equal at {} of {} hashed steps, first differing at step {}",
+                                           difference.equal, difference.steps, *difference.first_differing)};
+  for (const KindDifference& kind : difference.kinds) lines.push_back(describe_kind(kind));
+  if (difference.kinds.empty()) lines.emplace_back("  loss or gradient norm alone");
   return lines;
 }
 

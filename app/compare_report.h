@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "app/compare_hashes.h"
 #include "app/compare_metrics.h"
 #include "app/compare_tensors.h"
 
@@ -12,5 +13,6 @@ namespace invar::app {
 // listed, unless all are asked for.
 std::vector<std::string> describe(const FileDifference& difference, bool all);
 std::vector<std::string> describe(const MetricsDifference& difference);
+std::vector<std::string> describe(const HashDifference& difference);
 
 }  // namespace invar::app

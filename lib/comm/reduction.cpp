@@ -12,6 +12,9 @@ template <ReduceOp op, class T>
 T combine(T a, T b) {
   if constexpr (std::same_as<T, BF16>) {
     return BF16(combine<op>(static_cast<float>(a), static_cast<float>(b)));
+  } else if constexpr (op == ReduceOp::kSum && std::integral<T>) {
+    using Unsigned = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
   } else if constexpr (op == ReduceOp::kSum) {
     return a + b;
   } else if constexpr (op == ReduceOp::kMax) {

@@ -168,6 +168,11 @@ constexpr Key kKeys[] = {
     {"log", "dump_step", at<&C::log, &LogConfig::dump_step>,
      "step whose activations and gradients go to dir/dump_step_N.h5, for invar compare; kept in host memory until its "
      "end; 0: never"},
+    {"log", "hash_every", at<&C::log, &LogConfig::hash_every>,
+     "steps between hashes of the state (weights, moments, gradients), the same at every layout, for invar compare; "
+     "0: never"},
+    {"log", "hash_blocks", at<&C::log, &LogConfig::hash_blocks>,
+     "the hashes of every block of 4096 elements go to dir/hash_step_N.h5, 8 bytes each"},
 };
 
 // Field of the config and the same field of the defaults, as pointers of one type.

@@ -187,12 +187,23 @@ void check_dump(const Config& config) {
   }
 }
 
+void check_hash(const Config& config) {
+  const int64_t every = config.log.hash_every;
+  check_count(config, "log.hash_every", every, 0);
+  if (every > 0 && config.log.dir.empty()) {
+    refuse(config, {"log.hash_every"}, format("log.hash_every = {} needs log.dir", every),
+           "set log.dir, the folder that the hashes are written to");
+  }
+  if (every == 0) refuse_if_set(config, "log.hash_blocks", "with log.hash_every: 0");
+}
+
 void check_output(const Config& config) {
   const CheckpointConfig& checkpoint = config.checkpoint;
   check_count(config, "checkpoint.every", checkpoint.every, 0);
   check_count(config, "checkpoint.keep", checkpoint.keep, 1);
   check_count(config, "log.every", config.log.every, 1);
   check_dump(config);
+  check_hash(config);
   check_count(config, "checkpoint.keep_every", checkpoint.keep_every, 0);
   if (checkpoint.resume.empty()) {
     refuse(config, {"checkpoint.resume"}, "checkpoint.resume is empty", "use auto, never, or the path of a checkpoint");

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <string>
+
+#include "observe/json_lines.h"
+#include "observe/state_hash.h"
 
 namespace invar {
 
@@ -23,6 +23,7 @@ struct StepMetrics {
   int64_t memory_peak_bytes = 0;  // resident, of the rank that had most
   int64_t skipped_steps = 0;      // so far, for losses or gradients that are not finite
   std::optional<double> spike;    // z-score of a loss that stands out
+  std::optional<StateDigest> state_hash;
 };
 
 struct EvaluationMetrics {
@@ -33,36 +34,36 @@ struct EvaluationMetrics {
   double perplexity() const;  // exp(min(20, loss)): a large loss stays printable
 };
 
-enum class OpenMode : uint8_t {
-  kNew,     // what an earlier run left is kept as metrics.previous.jsonl
-  kAppend,  // a resumed run
-};
-
-// Writes RUN_DIR/metrics.jsonl, one JSON object a line, on disk before the call returns (flushed, not synced):
+// Writes RUN_DIR/metrics.jsonl (see JsonLines):
 //   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"},
-//     with "skipped_steps" once there are any, and "loss_zscore" where the loss stands out
+//     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, and of a hashed state
+//     "state_hash": {"weights", "exp_avg", "exp_avg_sq", "gradients", "combined"}, each 16 hex digits
 //   {"step", "validation_loss", "validation_ppl"}
 // Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null.
-// A line that could not be written is lost; the next call tries again.
-// A resumed run appends, and may repeat steps that were lost: of two lines for a step the later one counts.
 class MetricsWriter {
  public:
-  // Creates the folder if need be. kAppend first removes a last line that a killed run left half written.
-  MetricsWriter(const std::filesystem::path& run_directory, OpenMode mode);
+  MetricsWriter(const std::filesystem::path& run_directory, OpenMode mode) : lines_(run_directory, "metrics", mode) {}
 
   void write(const StepMetrics& metrics);
   void write(const EvaluationMetrics& metrics);
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
+  JsonLines lines_;
+};
 
-  void write_line(const std::string& line);
-  void reopen();
+// Writes RUN_DIR/state_hashes.jsonl (see JsonLines), the hash of every tensor at a step, in the model's order:
+//   {"step", "weights": {NAME: 16 hex digits, ...}, "exp_avg", "exp_avg_sq", "gradients"}
+class StateHashWriter {
+ public:
+  StateHashWriter(const std::filesystem::path& run_directory, OpenMode mode)
+      : lines_(run_directory, kStateHashesName, mode) {}
 
-  std::filesystem::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  void write(int64_t step, const StateHash& hash);
+
+  static constexpr const char* kStateHashesName = "state_hashes";
+
+ private:
+  JsonLines lines_;
 };
 
 }  // namespace invar

@@ -85,17 +85,18 @@ struct Trainer::Output {
   Throughput throughput;
   SpikeDetector spikes;
   std::unique_ptr<MetricsWriter> metrics;
+  std::unique_ptr<StateHashWriter> hashes;  // with log.hash_every
   Progress progress;
   std::optional<double> spike;  // of the last step
   int skips_in_a_row = 0;
   bool metrics_fail = false;
 
   // A full disk under the metrics does not end a run.
-  template <class Metrics>
-  void write(const Metrics& values) {
+  template <class Action>
+  void attempt(Action action) {
     if (metrics == nullptr) return;
     try {
-      metrics->write(values);
+      action();
       metrics_fail = false;
     } catch (const std::exception& error) {
       if (!metrics_fail) log.warn(format("{}; training goes on", error.what()));
@@ -185,12 +186,14 @@ Ending Trainer::run(Log& log) {
                 Throughput(flops, groups_.world->size()),
                 SpikeDetector(config_.train.spike_zscore),
                 nullptr,
+                nullptr,
                 checkpoints_.start(),
                 std::nullopt};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
     const OpenMode mode = checkpoints_.continues_run() ? OpenMode::kAppend : OpenMode::kNew;
     output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, mode);
+    if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(config_.log.dir, mode);
   }
   const Ending ending = train(state, output);
   const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, output.skips_in_a_row > 1, log);
@@ -238,21 +241,27 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   Progress& progress = output.progress;
   const int64_t step = progress.step;
   const std::vector<Batch> batches = load_micro_batches(config_, groups_, data, step);
+  const bool last = step + 1 == config_.train.steps;
+  const auto is_due = [&](int64_t every) { return every > 0 && (last || (step + 1) % every == 0); };
   StepHooks hooks;
   std::optional<StepDump> dump;
+  std::optional<StepHash> hash;
   if (step + 1 == config_.log.dump_step) {
     dump.emplace(config_, groups_, state.model().vocabulary());
     hooks.sink = &*dump;
-    hooks.gradients_complete = [&](const StepResult& complete) {
-      output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
-    };
   }
+  if (is_due(config_.log.hash_every)) hash.emplace(state, groups_);
+  hooks.gradients_complete = [&](const StepResult& complete) {
+    if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
+    if (hash) hash->gradients();
+  };
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
   output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;
   if (output.skips_in_a_row > (config_.train.on_nonfinite == NonfinitePolicy::kStop ? 0 : kMostSkipsInARow)) {
     checkpoints_.wait(output.log);
     refuse_nonfinite(result, output.skips_in_a_row);
   }
+  const StateHash* const hashed = hash ? &hash->finish() : nullptr;
   const double seconds = seconds_since(start);
   ++progress.step;
   progress.samples += global_batch_size(config_, groups_.world->size());
@@ -260,11 +269,9 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   if (!result.nonfinite.empty()) ++progress.skipped_steps;
   output.throughput.record(seconds, result.tokens);
   output.spike = output.spikes.add(result.loss);
-  const bool last = progress.step == config_.train.steps;
   report_anomalies(result, output);
-  if (last || progress.step % config_.log.every == 0) report(result, seconds, output);
-  const bool due = config_.train.eval_every > 0 && (progress.step % config_.train.eval_every == 0 || last);
-  return due ? evaluate(state, output) : "";
+  if (hash || is_due(config_.log.every)) report(result, seconds, hashed, output);
+  return is_due(config_.train.eval_every) ? evaluate(state, output) : "";
 }
 
 void Trainer::report_anomalies(const StepResult& result, Output& output) const {
@@ -280,7 +287,7 @@ void Trainer::report_anomalies(const StepResult& result, Output& output) const {
   }
 }
 
-void Trainer::report(const StepResult& result, double seconds, Output& output) const {
+void Trainer::report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const {
   const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(stream_), ReduceOp::kMax);
   if (groups_.world->rank() != 0) return;
   StepMetrics metrics;
@@ -296,7 +303,12 @@ void Trainer::report(const StepResult& result, double seconds, Output& output) c
   metrics.memory_peak_bytes = peak;
   metrics.skipped_steps = output.progress.skipped_steps;
   metrics.spike = output.spike;
-  output.write(metrics);
+  if (hash != nullptr) metrics.state_hash = hash->digest(result.loss, result.grad_norm);
+  output.attempt([&] {
+    output.metrics->write(metrics);
+    if (hash != nullptr) output.hashes->write(metrics.step, *hash);
+    if (hash != nullptr && config_.log.hash_blocks) write_block_hashes(config_.log.dir, metrics.step, *hash);
+  });
   output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
 }
 
@@ -313,7 +325,7 @@ std::string Trainer::evaluate(TrainState& state, Output& output) const {
   output.progress.evaluation_due = !loss;
   if (!loss || groups_.world->rank() != 0) return reason;
   const EvaluationMetrics metrics{output.progress.step, config_.train.steps, *loss};
-  output.write(metrics);
+  output.attempt([&] { output.metrics->write(metrics); });
   output.log.info(console_line(metrics));
   return reason;
 }

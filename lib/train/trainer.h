@@ -4,7 +4,7 @@
 #include "observe/log.h"
 #include "train/anomaly.h"
 #include "train/run_checkpoints.h"
-#include "train/step.h"
+#include "train/step_hash.h"
 #include "train/stop_control.h"
 
 namespace invar {
@@ -32,7 +32,7 @@ class Trainer {
   void describe(Log& log, const MemorySizes& memory) const;
   Ending train(TrainState& state, Output& output);
   std::string train_step(TrainState& state, const DataStream& data, Output& output);
-  void report(const StepResult& result, double seconds, Output& output) const;
+  void report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const;
   void report_anomalies(const StepResult& result, Output& output) const;
   std::string evaluate(TrainState& state, Output& output) const;
   void export_weights(const TrainState& state, Log& log) const;

@@ -8,7 +8,8 @@ import struct
 import subprocess
 import unittest
 
-from invar_job import ENVIRONMENT, REFERENCE, RUN_SECONDS, JobTest, command, tamper, to_yaml, write_tokens
+from invar_job import (ENVIRONMENT, REFERENCE, RUN_SECONDS, JobTest, command, read_lines, tamper, to_yaml,
+                       write_tokens)
 
 OUTSIDE, USAGE, DATA = 1, 2, 3
 CASE = REFERENCE / "qwen3"
@@ -179,6 +180,47 @@ class Metrics(CompareTest):
         self.compare("c", "a", "--rtol", 1.5, "--atol", 0)
         self.train("short", "train.steps=2")
         self.assertIn("1 step only in B: 3", self.compare("short", "a").stdout)
+
+    def test_state_hashes(self):
+        hashed = ("log.hash_every=2", "log.hash_blocks=true", "log.every=10")
+        layout = ("parallel.tensor=2", "parallel.sequence=true")
+        self.train("a", *hashed, *layout, ranks=4)
+        self.train("again", *hashed, *layout, ranks=4)
+        self.assertEqual(sorted(path.name for path in (self.folder / "a").glob("hash_*")),
+                         ["hash_step_00000002.h5", "hash_step_00000003.h5"])  # and the last one
+        self.assertIn("state: 2 steps with equal state", self.compare("again", "a", "--exact").stdout)
+        for line in read_lines(self.folder / "a/metrics.jsonl"):
+            self.assertEqual(list(line["state_hash"]), ["weights", "exp_avg", "exp_avg_sq", "gradients", "combined"])
+            for text in line["state_hash"].values():
+                self.assertRegex(text, "^[0-9a-f]{16}$")
+        self.train("rate", *hashed, *layout, "optimizer.lr=1.00001e-3", ranks=4)
+        self.assertIn("state: equal at 0 of 2 hashed steps, first differing at step 2", self.compare("rate", "a").stdout)
+        outcome = self.compare("rate", "a", "--exact", code=OUTSIDE)
+        self.assertRegex(outcome.stdout, r"(?m)^  weights: \d+ tensors, first model\.embed_tokens\.weight, block 0 \(elements "
+                                         r"0 to 4095 of \(250, 48\)\)$")
+
+    def test_a_state_hashes_alike_at_every_layout(self):
+        still = ("optimizer.lr=0", "schedule.kind=constant", "log.hash_every=1")
+        self.train("alone", *still)
+        weights = {line["state_hash"]["weights"] for line in read_lines(self.folder / "alone/metrics.jsonl")}
+        self.assertEqual(len(weights), 1)
+        for name, (overrides, ranks) in LAYOUTS.items():
+            with self.subTest(name):
+                self.train(name, *still, *overrides, ranks=ranks)
+                lines = read_lines(self.folder / name / "metrics.jsonl")
+                self.assertEqual({line["state_hash"]["weights"] for line in lines}, weights)
+        self.train("moving", "log.hash_every=1")
+        lines = read_lines(self.folder / "moving/metrics.jsonl")
+        self.assertEqual(len({line["state_hash"]["weights"] for line in lines} - weights), STEPS)
+
+    def test_a_resumed_run_has_the_hashes_of_an_undisturbed_one(self):
+        keys = ("log.hash_every=1", "log.hash_blocks=true", "checkpoint.every=1")
+        self.train("whole", *keys)
+        self.run_invar("train", "run.yaml", "log.dir=parts", *keys, "train.exit_after_steps=2")
+        self.train("parts", *keys)
+        self.assertIn("state: 3 steps with equal state", self.compare("parts", "whole", "--exact").stdout)
+        for name in ("state_hashes.jsonl", "hash_step_00000003.h5"):
+            self.assertEqual((self.folder / "parts" / name).read_bytes(), (self.folder / "whole" / name).read_bytes())
 
 
 class Weights(CompareTest):
