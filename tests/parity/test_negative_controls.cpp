@@ -184,7 +184,7 @@ Outcome run_unequal(int data, size_t micro_steps, bool mean_of_means) {
       for (const auto& bucket : state.ownership().buckets()) {
         const Range own = intersect(bucket.owned(world.rank()), embedding.elements());
         const std::vector<float> values = read_f32(stream, state.parameters().flat_gradients(), own);
-        std::copy(values.begin(), values.end(), gradient.begin() + own.begin);
+        std::copy(values.begin(), values.end(), gradient.begin() + (own.begin - embedding.offset));
       }
       const Tensor view(gradient.data(), DType::kF32, DeviceType::kCpu, {std::ssize(gradient)});
       world.all_reduce(stream, view, ReduceOp::kSum);

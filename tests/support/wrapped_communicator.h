@@ -18,6 +18,7 @@ class WrappedCommunicator : public Communicator {
   explicit WrappedCommunicator(std::unique_ptr<Communicator> inner)
       : Communicator(inner->rank(), inner->size(), inner->name()), inner_(std::move(inner)) {}
 
+  bool adds_in_rank_order() const override { return inner_->adds_in_rank_order(); }
   void tamper_with_all_reduce(Tamper tamper) { tamper_ = std::move(tamper); }
   // Called after each sum with the terms that this rank gave (a copy) and what it got.
   using AfterScatter = std::function<void(const std::vector<float>& sent, int64_t own_begin, const Tensor& received)>;
