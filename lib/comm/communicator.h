@@ -17,9 +17,9 @@ enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 //
 // Every rank of the group calls the same collectives in the same order with matching sizes. Tensors are contiguous; an
 // empty one is legal everywhere. In a group of one each call is a copy or nothing. Supported dtypes: all for moving
-// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum; integers wrap around; a maximum
-// or minimum keeps a NaN, unless NCCL makes it). Reductions give every rank the same bits. A kMeta tensor moves nothing on
-// any communicator.
+// bytes; f32, bf16, f64, i32, i64 for reductions (bf16 adds in fp32 and rounds each sum; integers wrap around; a
+// maximum or minimum keeps a NaN, unless NCCL makes it). Reductions give every rank the same bits. A kMeta tensor moves
+// nothing on any communicator.
 //
 // Errors: Error{kFault} that names operation, group and sizes. A rank that fails makes the others' calls fail or end
 // within seconds; no call waits for ever for a dead rank.
