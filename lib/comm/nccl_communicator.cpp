@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -231,20 +232,30 @@ class NcclCommunicator final : public DeviceCommunicator {
   void enqueue(std::string_view operation, const Stream& stream, int64_t bytes, Call call) {
     connect(stream);
     const cudaStream_t queue = cuda_handle(stream);
-    check(operation, call(comm_, queue));
+    {
+      const std::lock_guard lock(library_);
+      check(operation, call(comm_, queue));
+    }
     std::shared_ptr<CUevent_st> done = shared_->events.take();
     check_cuda(cudaEventRecord(done.get(), queue), "cudaEventRecord");
     std::string description = describe(operation, bytes, *stream.cuda().phase());
-    shared_->watchdog->watch(this, std::move(description), [done = std::move(done), comm = comm_] {
-      const ncclResult_t state = state_of(comm);
-      if (state != ncclSuccess && state != ncclInProgress) {
-        throw Error(ErrorKind::kFault, format("NCCL: {}", ncclGetErrorString(state)));
-      }
+    shared_->watchdog->watch(this, std::move(description), [this, done = std::move(done)] {
       const cudaError_t code = cudaEventQuery(done.get());
       if (code != cudaErrorNotReady) check_cuda(code, "cudaEventQuery");
+      if (code == cudaErrorNotReady) throw_if_broken();
       return code == cudaSuccess;
     });
     if (shared_->options.synchronous) synchronize(stream);
+  }
+
+  // In the watchdog's thread. Asking for a communicator's state completes what is under way on it, which NCCL lets one
+  // thread do at a time; while this rank's own thread is inside NCCL, that one finds errors.
+  void throw_if_broken() {
+    const std::unique_lock lock(library_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    const ncclResult_t state = state_of(comm_);
+    if (state == ncclSuccess || state == ncclInProgress) return;
+    throw Error(ErrorKind::kFault, format("NCCL: {}", ncclGetErrorString(state)));
   }
 
   std::string describe(std::string_view operation, int64_t bytes, std::string_view where) {
@@ -294,6 +305,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   std::shared_ptr<Shared> shared_;
+  std::mutex library_;  // held inside NCCL
   ncclComm_t comm_ = nullptr;
   int64_t sequence_ = 0;
 };
