@@ -5,12 +5,22 @@
 #include "core/error.h"
 
 namespace invar {
+namespace {
+
+std::chrono::milliseconds pause_of(std::chrono::milliseconds timeout) {
+  return std::clamp(timeout / 20, std::chrono::milliseconds(1), std::chrono::milliseconds(500));
+}
+
+}  // namespace
 
 Watchdog::Watchdog(std::chrono::milliseconds timeout, Report report, std::function<void()> thread_start)
-    : timeout_(timeout), report_(std::move(report)), thread_([this, start = std::move(thread_start)] {
+    : timeout_(timeout),
+      report_(std::move(report)),
+      asks_([this, start = std::move(thread_start)] {
         if (start) start();
-        run();
-      }) {}
+        ask();
+      }),
+      looks_after_([this] { look_after_ask(); }) {}
 
 Watchdog::~Watchdog() {
   {
@@ -18,7 +28,13 @@ Watchdog::~Watchdog() {
     stop_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  asks_.join();
+  {
+    const std::lock_guard lock(question_mutex_);
+    stop_looking_ = true;
+  }
+  answered_.notify_one();
+  looks_after_.join();
 }
 
 void Watchdog::watch(const void* owner, std::string description, std::function<bool()> is_done) {
@@ -31,16 +47,45 @@ void Watchdog::forget(const void* owner) {
   std::erase_if(pending_, [&](const Work& work) { return work.owner == owner; });
 }
 
-void Watchdog::run() {
-  const auto pause = std::clamp(timeout_ / 20, std::chrono::milliseconds(1), std::chrono::milliseconds(500));
+void Watchdog::ask() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, pause, [this] { return stop_; })) {
+  while (!wake_.wait_for(lock, pause_of(timeout_), [this] { return stop_; })) {
     const std::string trouble = check();
     if (trouble.empty()) continue;
     lock.unlock();
-    report_(trouble);
+    report(trouble);
     return;
   }
+}
+
+// A probe may wait for a lock that the thread holds that hangs.
+void Watchdog::look_after_ask() {
+  std::unique_lock lock(question_mutex_);
+  while (!answered_.wait_for(lock, pause_of(timeout_), [this] { return stop_looking_; })) {
+    if (!question_ || std::chrono::steady_clock::now() - question_->asked < timeout_) continue;
+    const std::string trouble = format("{}: the device does not answer", question_->description);
+    lock.unlock();
+    report(trouble);
+    return;
+  }
+}
+
+void Watchdog::report(const std::string& trouble) {
+  std::call_once(reported_, [&] { report_(trouble); });
+}
+
+bool Watchdog::is_done(const Work& work) {
+  const auto set = [this](std::optional<Question> question) {
+    const std::lock_guard lock(question_mutex_);
+    question_ = std::move(question);
+  };
+  set(Question{work.description, std::chrono::steady_clock::now()});
+  struct Answer {
+    const decltype(set)& clear;
+    ~Answer() { clear(std::nullopt); }
+  };
+  const Answer answer{set};
+  return work.is_done();
 }
 
 // What is wrong, for a person; empty if nothing. Failures first: they may be why something older does not end.
@@ -48,7 +93,7 @@ std::string Watchdog::check() {
   const auto now = std::chrono::steady_clock::now();
   for (auto work = pending_.begin(); work != pending_.end();) {
     try {
-      if (!work->is_done()) {
+      if (!is_done(*work)) {
         ++work;
         continue;
       }

@@ -6,18 +6,20 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
 namespace invar {
 
 // Watches work that is queued and finishes later. Work that is not done `timeout` after it was queued and what was
-// queued before it was done, and failures that a probe finds, are reported once; then nothing more.
+// queued before it was done, failures that a probe finds, and a probe that itself does not return in that time are
+// reported once; then nothing more.
 class Watchdog {
  public:
   using Report = std::function<void(const std::string&)>;
 
-  // `report` is called in the watchdog's thread.
+  // `report` is called in a thread of the watchdog.
   Watchdog(std::chrono::milliseconds timeout, Report report, std::function<void()> thread_start = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -36,8 +38,17 @@ class Watchdog {
     std::chrono::steady_clock::time_point queued;
   };
 
-  void run();
+  // What the first thread waits for, for the second one to see.
+  struct Question {
+    std::string description;
+    std::chrono::steady_clock::time_point asked;
+  };
+
+  void ask();
+  void look_after_ask();
   std::string check();
+  bool is_done(const Work& work);
+  void report(const std::string& trouble);
 
   std::chrono::milliseconds timeout_;
   Report report_;
@@ -47,7 +58,14 @@ class Watchdog {
   std::string last_done_ = "none";
   std::chrono::steady_clock::time_point last_done_at_{};
   bool stop_ = false;
-  std::thread thread_;
+  std::thread asks_;
+
+  std::mutex question_mutex_;
+  std::condition_variable answered_;
+  std::optional<Question> question_;
+  bool stop_looking_ = false;
+  std::once_flag reported_;
+  std::thread looks_after_;
 };
 
 }  // namespace invar

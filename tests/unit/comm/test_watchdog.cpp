@@ -65,6 +65,18 @@ TEST_CASE("work that waited for its turn has its time from then on") {
   CHECK(std::chrono::steady_clock::now() - start >= 650ms);
 }
 
+TEST_CASE("a question that is not answered is reported") {
+  std::promise<void> answer;
+  Listener listener;
+  Watchdog watchdog(100ms, listener.report());
+  watchdog.watch(nullptr, "all_reduce 1", [&] {
+    answer.get_future().wait();
+    return true;
+  });
+  CHECK(contains(listener.wait(), "all_reduce 1: the device does not answer"));
+  answer.set_value();
+}
+
 TEST_CASE("nobody asks about work whose owner has gone") {
   std::atomic<bool> gone = false;
   std::atomic<bool> asked_late = false;

@@ -435,6 +435,24 @@ TEST_CASE("output") {
           "remove log.hash_blocks");
 }
 
+TEST_CASE("collectives of GPUs") {
+  const auto timeout = [](double seconds) {
+    return [=](Config& c) { c.device = DeviceChoice::kCuda, c.comm.timeout = seconds; };
+  };
+  for (const double seconds : {1.0, 600.0, 1e6}) accepts(timeout(seconds));
+  for (const double seconds : {0.0, 0.5, -1.0, 1e6 + 1, 1e300, std::nan("")}) {
+    refuses(timeout(seconds), "comm.timeout = ", "600");
+  }
+  refuses([](Config& c) { c.device = DeviceChoice::kCpu, c.comm.synchronous = true; }, "comm.synchronous = true",
+          "remove");
+}
+
+TEST_CASE("a gradient bucket has elements") {
+  accepts([](Config& c) { c.parallel.bucket_size = 1; });
+  refuses([](Config& c) { c.parallel.bucket_size = 0; }, "parallel.bucket_size = 0 must be 1 to",
+          "parallel.bucket_size");
+}
+
 TEST_CASE("automatic values") {
   Config config = valid_config();
   config.parallel.tensor = 2;
