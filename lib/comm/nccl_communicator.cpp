@@ -101,8 +101,12 @@ class NcclCommunicator final : public DeviceCommunicator {
     shared_->watchdog->forget(this);
     // Destroying is collective and waits for peers, who do not come while this rank unwinds.
     constexpr auto kForPeers = std::chrono::seconds(30);
-    const bool finalized = std::uncaught_exceptions() == 0 && ncclCommFinalize(comm_) != ncclInvalidArgument &&
-                           settle(Clock::now() + kForPeers) == ncclSuccess;
+    bool finalized = false;
+    if (std::uncaught_exceptions() == 0) {
+      ncclResult_t result = ncclCommFinalize(comm_);
+      if (result == ncclInProgress) result = settle(Clock::now() + kForPeers);
+      finalized = result == ncclSuccess;
+    }
     finalized ? ncclCommDestroy(comm_) : ncclCommAbort(comm_);
   }
 

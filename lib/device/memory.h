@@ -6,8 +6,8 @@
 
 namespace invar {
 
-// The most memory that this process has had, in bytes: resident host memory; on CUDA that of the GPU in use now, which
-// does not shrink.
+// The most memory that this process has had, in bytes: resident host memory; on CUDA what is taken of the GPU now, by
+// other processes too.
 int64_t peak_memory_bytes(const Stream& stream);
 
 }  // namespace invar

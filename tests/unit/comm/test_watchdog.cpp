@@ -28,7 +28,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST_CASE("work that does not finish is reported, with what came before and how much waits behind") {
   Listener listener;
-  Watchdog watchdog(50ms, listener.report());
+  Watchdog watchdog(500ms, listener.report());
   watchdog.watch(nullptr, "all_reduce 1", [] { return true; });
   watchdog.watch(nullptr, "all_gather 2", [] { return false; });
   watchdog.watch(nullptr, "all_reduce 3", [] { return false; });
@@ -68,7 +68,7 @@ TEST_CASE("work that waited for its turn has its time from then on") {
 TEST_CASE("a question that is not answered is reported") {
   std::promise<void> answer;
   Listener listener;
-  Watchdog watchdog(100ms, listener.report());
+  Watchdog watchdog(500ms, listener.report());
   watchdog.watch(nullptr, "all_reduce 1", [&] {
     answer.get_future().wait();
     return true;
@@ -82,7 +82,7 @@ TEST_CASE("nobody asks about work whose owner has gone") {
   std::atomic<bool> asked_late = false;
   std::atomic<int> asked = 0;
   std::promise<std::string> said;
-  Watchdog watchdog(100ms, [&](const std::string& text) { said.set_value(text); });
+  Watchdog watchdog(500ms, [&](const std::string& text) { said.set_value(text); });
   const int owner = 0;
   watchdog.watch(&owner, "of the owner", [&] {
     asked_late = gone.load();
