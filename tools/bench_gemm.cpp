@@ -150,8 +150,8 @@ void print_row(const Shape& shape, GemmIsa isa, int threads, double peak, bool o
   std::vector<float> c(static_cast<size_t>(shape.m * shape.n));
   std::vector<BF16> c_bf16(c.size());
   const auto product = [&](const auto& x, const auto& y, auto& out) {
-    invar::ops::cpu::gemm(shape.m, shape.n, shape.k, x.data(), shape.transpose_a, y.data(), shape.transpose_b,
-                          out.data(), false, threads, isa);
+    invar::ops::cpu::gemm(shape.m, shape.n, shape.k, x.data(), shape.transpose_a ? shape.m : shape.k, shape.transpose_a,
+                          y.data(), shape.transpose_b, out.data(), false, threads, isa);
   };
   std::vector<std::function<void()>> contestants = {[&] { product(a, b, c); },
                                                     [&] { product(a_bf16, b_bf16, c_bf16); }};

@@ -17,11 +17,14 @@ int current_cuda_device();  // of the calling thread
 // "NVIDIA H100 80GB HBM3, 79.1 GiB"
 std::string describe_cuda_device(int index);
 
+// "sm90" of compute capability 9.0
+std::string cuda_architecture(int index);
+
 // A stream of its own on a GPU, which becomes the calling thread's current one: arenas that the thread makes lie there.
 // Error{kConfig} without CUDA or without that GPU.
 Stream make_cuda_stream(int index, int threads = 1);
 
-// Another queue on the stream's device; where there is only one order of execution, that one.
+// Another queue on the stream's device, with its properties; where there is only one order of execution, that one.
 Stream queue_beside(const Stream& stream);
 // What is queued on `stream` from now on starts after what is on `other` now.
 void wait_for(const Stream& stream, const Stream& other);

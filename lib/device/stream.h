@@ -10,7 +10,7 @@ class CudaStream;  // device/cuda/cuda_stream.h
 
 // Order of execution on one device. On the CPU every operation is done when it returns, and a stream only says how
 // many threads an operation may use; on meta nothing runs; on CUDA operations are queued and run one after another, and
-// the threads are for work on the host.
+// the threads are for work on the host. Copies share the queue and have the properties that they were copied with.
 class Stream {
  public:
   explicit Stream(DeviceType device, int threads = 1) : device_(device), target_(device), threads_(threads) {}
@@ -20,13 +20,16 @@ class Stream {
     stream.target_ = target;
     return stream;
   }
-  // See make_cuda_stream(). Copies share the queue.
+  // See make_cuda_stream().
   explicit Stream(std::shared_ptr<CudaStream> cuda, int threads = 1)
       : device_(DeviceType::kCuda), target_(DeviceType::kCuda), threads_(threads), cuda_(std::move(cuda)) {}
 
   DeviceType device() const { return device_; }
   DeviceType target() const { return target_; }
   int threads() const { return threads_; }
+  // Whether sums on this stream must have the bits of the fixed order (`numerics.reduction: invariant`).
+  bool invariant() const { return invariant_; }
+  void set_invariant(bool invariant) { invariant_ = invariant; }
   // Of a stream on CUDA.
   CudaStream& cuda() const { return *cuda_; }
 
@@ -34,6 +37,7 @@ class Stream {
   DeviceType device_;
   DeviceType target_;
   int threads_ = 1;
+  bool invariant_ = false;
   std::shared_ptr<CudaStream> cuda_;
 };
 

@@ -22,6 +22,17 @@ void expect_float(std::string_view op, std::string_view name, const Tensor& tens
               name, tensor.describe(), dims);
 }
 
+Tensor expect_token_blocks(std::string_view op, const Tensor& d_weight, int64_t tokens, int64_t width) {
+  const int64_t blocks = d_weight.dims() == 2 ? d_weight.dim(0) : 1;
+  if (d_weight.dims() == 2) {
+    expect(op, "d_weight", d_weight, DType::kF32, {blocks, width});
+  } else {
+    expect(op, "d_weight", d_weight, DType::kF32, {width});
+  }
+  INVAR_CHECK(blocks > 0 && tokens % blocks == 0, "{}: d_weight has {} blocks for {} tokens", op, blocks, tokens);
+  return d_weight.view({blocks, width});
+}
+
 void expect_heads(std::string_view op, std::string_view name, const HeadView& view) {
   expect_float(op, name, view.buffer, 2);
   const int64_t group_width = view.heads_per_group * view.head_dim;

@@ -15,6 +15,9 @@ void expect(std::string_view op, std::string_view name, const Tensor& tensor, DT
             std::initializer_list<int64_t> shape);
 // f32 or bf16, of any shape with this many dims.
 void expect_float(std::string_view op, std::string_view name, const Tensor& tensor, int dims);
+// A weight's gradient as sums over runs of tokens: f32 (width), one run, or (blocks, width), `blocks` equal runs, which
+// must divide the tokens. Returns it as (blocks, width).
+Tensor expect_token_blocks(std::string_view op, const Tensor& d_weight, int64_t tokens, int64_t width);
 // The heads lie inside the rows of an f32 or bf16 buffer and do not overlap.
 void expect_heads(std::string_view op, std::string_view name, const HeadView& view);
 // `view` has the tokens, heads, head_dim and dtype of `like`; strides are free.

@@ -63,6 +63,28 @@ double block_sum(int threads, int64_t n, Accumulate accumulate) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+// The terms x².
+auto squares_of(const float* x) {
+  return [=](int64_t i, double sum) { return sum + static_cast<double>(x[i]) * static_cast<double>(x[i]); };
+}
+
+// into += the rows' sum, a few columns at a time, whose sums stay in cache.
+void add_rows_cpu(Range columns, int64_t rows, int64_t width, const float* terms, float* into) {
+  constexpr int64_t kColumns = 256;
+  float sums[kColumns];
+  for (int64_t begin = columns.begin; begin < columns.end; begin += kColumns) {
+    const int64_t n = std::min(kColumns, columns.end - begin);
+    std::copy_n(terms + begin, n, sums);
+    for (int64_t row = 1; row < rows; ++row) {
+      const float* term = terms + row * width + begin;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) sums[i] += term[i];
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) into[begin + i] += sums[i];
+  }
+}
+
 }  // namespace
 
 void zero(const Stream& stream, const Tensor& x) {
@@ -100,6 +122,18 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
   });
 }
 
+void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out) {
+  constexpr auto kOp = "maximum";
+  for (const Tensor* x : {&a, &b}) {
+    expect_same_shape(kOp, *x, out);
+    INVAR_CHECK(x->dtype() == DType::kF32 && out.dtype() == DType::kF32, "{}: {} is not f32", kOp, x->describe());
+  }
+  if (!has_work(kOp, stream, {&a, &b, &out})) return;
+  if (on_cuda(stream)) return cuda::maximum(stream, a, b, out);
+  std::ranges::transform(a.span<float>(), b.span<float>(), out.data<float>(),
+                         [](float x, float y) { return std::max(x, y); });
+}
+
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x) {
   constexpr auto kOp = "scale_by";
   expect(kOp, "factor", factor, x.dtype(), {1});
@@ -120,9 +154,7 @@ void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& tot
   expect_sum(kOp, x, total);
   if (!has_work(kOp, stream, {&x, &total})) return;
   if (on_cuda(stream)) return cuda::add_sum_of_squares(stream, x, total);
-  *total.data<double>() += block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
-    return sum + static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  });
+  *total.data<double>() += block_sum(stream.threads(), x.numel(), squares_of(x.data<float>()));
 }
 
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
@@ -133,6 +165,52 @@ void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
   *total.data<double>() += block_sum(stream.threads(), x.numel(), [x = x.data<float>()](int64_t i, double sum) {
     return sum + static_cast<double>(x[i]);
   });
+}
+
+void row_squares(const Stream& stream, const Tensor& x, const Tensor& out) {
+  constexpr auto kOp = "row_squares";
+  INVAR_CHECK(x.dims() == 2, "{}: x is {}, expected f32 of 2 dims", kOp, x.describe());
+  const int64_t rows = x.dim(0);
+  const int64_t columns = x.dim(1);
+  expect(kOp, "x", x, DType::kF32, {rows, columns});
+  expect(kOp, "out", out, DType::kF64, {rows});
+  if (!has_work(kOp, stream, {&x, &out})) return;
+  if (on_cuda(stream)) return cuda::row_squares(stream, x, out);
+  const auto* elements = x.data<float>();
+  auto* sums = out.data<double>();
+  cpu::parallel_for(stream.threads(), rows, columns, [=](Range range) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      sums[row] = block_sum(1, columns, squares_of(elements + row * columns));
+    }
+  });
+}
+
+void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {
+  constexpr auto kOp = "exact_sum";
+  INVAR_CHECK(x.dims() == 1, "{}: x is {}, expected f64 of 1 dim", kOp, x.describe());
+  expect(kOp, "x", x, DType::kF64, {x.dim(0)});
+  expect(kOp, "digits", digits, DType::kI64, {ExactSum::kDigits});
+  if (!has_work(kOp, stream, {&x, &digits})) return;
+  if (on_cuda(stream)) return cuda::exact_sum(stream, x, digits);
+  ExactSum sum;
+  for (const double term : x.span<double>()) sum.add(term);
+  std::ranges::copy(sum.digits(), digits.data<int64_t>());
+}
+
+void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into) {
+  constexpr auto kOp = "add_rows";
+  INVAR_CHECK(terms.dims() == 2 && terms.dim(0) >= 1, "{}: terms is {}, expected f32 of one row or more", kOp,
+              terms.describe());
+  const int64_t rows = terms.dim(0);
+  const int64_t width = terms.dim(1);
+  expect(kOp, "terms", terms, DType::kF32, {rows, width});
+  expect(kOp, "into", into, DType::kF32, {width});
+  if (!has_work(kOp, stream, {&terms, &into})) return;
+  if (on_cuda(stream)) return cuda::add_rows(stream, terms, into);
+  const auto* from = terms.data<float>();
+  auto* to = into.data<float>();
+  cpu::parallel_columns(stream.threads(), width, rows,
+                        [=](Range columns) { add_rows_cpu(columns, rows, width, from, to); });
 }
 
 }  // namespace invar::ops

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/exact_sum.h"
 #include "device/stream.h"
 
 namespace invar::ops {
@@ -9,6 +10,8 @@ void zero(const Stream& stream, const Tensor& x);
 void copy(const Stream& stream, const Tensor& from, const Tensor& to);
 // out = a + b in fp32, rounded once. Any mix of f32 and bf16; out may be a or b.
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
+// out = max(a, b), f32 all; out may be a or b.
+void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
 // x = x · factor[0], in place, rounded once. factor (1) of x's dtype.
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x);
 
@@ -21,5 +24,15 @@ inline constexpr int64_t kSumBlock = 16384;
 void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total);
 // total += Σ x
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
+// out[r] = Σ x² over row r, in fp64 and in an order that depends on the number of columns alone, on the CPU that of a
+// sum above. x f32 (rows, columns), out f64 (rows), written.
+void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
+
+// digits i64 (ExactSum::kDigits) = digits of the exact sum of x, f64 (n): the same number on every device, though not
+// always by the same digits.
+void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits);
+
+// into = into + (((row 0 + row 1) + row 2) + ...), each + one addition in fp32. terms f32 (n, C), n >= 1; into f32 (C).
+void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into);
 
 }  // namespace invar::ops

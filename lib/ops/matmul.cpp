@@ -6,31 +6,62 @@
 #include "ops/dispatch.h"
 
 namespace invar::ops {
+namespace {
+
+std::string describe(const Tensor& a, bool transposed, Range columns) {
+  if (columns != Range{0, a.dim(1)}) return format("{}, columns {} to {}", a.describe(), columns.begin, columns.end);
+  return format("{}{}", a.describe(), transposed ? " transposed" : "");
+}
+
+// Of the columns of a as stored only `columns` are there.
+void multiply(std::string_view op, const Stream& stream, const Tensor& a, Range columns, bool ta, const Tensor& b,
+              bool tb, const Tensor& c, float beta) {
+  const int64_t m = ta ? columns.size() : a.dim(0);
+  const int64_t n = b.dim(tb ? 0 : 1);
+  const int64_t k = ta ? a.dim(0) : columns.size();
+  const bool shapes_fit = b.dim(tb ? 1 : 0) == k && c.dim(0) == m && c.dim(1) == n;
+  INVAR_CHECK(shapes_fit, "{}: shapes do not fit: a is {}, b is {}{}, c is {}", op, describe(a, ta, columns),
+              b.describe(), tb ? " transposed" : "", c.describe());
+  INVAR_CHECK(a.dtype() == b.dtype(), "{}: a is {}, but b is {}", op, name_of(a.dtype()), name_of(b.dtype()));
+  const bool beta_fits = beta == 0.0f || (beta == 1.0f && c.dtype() == DType::kF32);
+  INVAR_CHECK(beta_fits, "{}: beta is {} and c {}; beta is 0, or 1 with c f32", op, beta, name_of(c.dtype()));
+  if (!has_work(op, stream, {&a, &b, &c})) return;
+  if (on_cuda(stream)) return cuda::matmul(stream, a, columns, Transpose{ta}, b, Transpose{tb}, c, beta);
+
+  visit_float(op, a.dtype(), [&]<class In>(std::type_identity<In>) {
+    visit_float(op, c.dtype(), [&]<class Out>(std::type_identity<Out>) {
+      cpu::gemm(m, n, k, a.data<In>() + columns.begin, a.dim(1), ta, b.data<In>(), tb, c.data<Out>(), beta == 1.0f,
+                stream.threads());
+    });
+  });
+}
+
+void expect_matrices(std::string_view op, const Tensor& a, const Tensor& b, const Tensor& c) {
+  expect_float(op, "a", a, 2);
+  expect_float(op, "b", b, 2);
+  expect_float(op, "c", c, 2);
+}
+
+}  // namespace
 
 void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b,
             const Tensor& c, float beta) {
-  expect_float("matmul", "a", a, 2);
-  expect_float("matmul", "b", b, 2);
-  expect_float("matmul", "c", c, 2);
-  const bool ta = transpose_a == Transpose::kYes;
-  const bool tb = transpose_b == Transpose::kYes;
-  const int64_t m = a.dim(ta ? 1 : 0);
-  const int64_t n = b.dim(tb ? 0 : 1);
-  const int64_t k = a.dim(ta ? 0 : 1);
-  const bool shapes_fit = b.dim(tb ? 1 : 0) == k && c.dim(0) == m && c.dim(1) == n;
-  INVAR_CHECK(shapes_fit, "matmul: shapes do not fit: a is {}{}, b is {}{}, c is {}", a.describe(),
-              ta ? " transposed" : "", b.describe(), tb ? " transposed" : "", c.describe());
-  INVAR_CHECK(a.dtype() == b.dtype(), "matmul: a is {}, but b is {}", name_of(a.dtype()), name_of(b.dtype()));
-  const bool beta_fits = beta == 0.0f || (beta == 1.0f && c.dtype() == DType::kF32);
-  INVAR_CHECK(beta_fits, "matmul: beta is {} and c {}; beta is 0, or 1 with c f32", beta, name_of(c.dtype()));
-  if (!has_work("matmul", stream, {&a, &b, &c})) return;
-  if (on_cuda(stream)) return cuda::matmul(stream, a, transpose_a, b, transpose_b, c, beta);
+  expect_matrices("matmul", a, b, c);
+  multiply("matmul", stream, a, {0, a.dim(1)}, transpose_a == Transpose::kYes, b, transpose_b == Transpose::kYes, c,
+           beta);
+}
 
-  visit_float("matmul", a.dtype(), [&]<class In>(std::type_identity<In>) {
-    visit_float("matmul", c.dtype(), [&]<class Out>(std::type_identity<Out>) {
-      cpu::gemm(m, n, k, a.data<In>(), ta, b.data<In>(), tb, c.data<Out>(), beta == 1.0f, stream.threads());
-    });
-  });
+void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& c,
+                    float beta) {
+  constexpr auto kOp = "matmul_columns";
+  expect_matrices(kOp, a, b, c);
+  const bool inside = 0 <= columns.begin && columns.begin <= columns.end && columns.end <= a.dim(1);
+  INVAR_CHECK(inside, "{}: columns {} to {} of a {}", kOp, columns.begin, columns.end, a.describe());
+  multiply(kOp, stream, a, columns, false, b, false, c, beta);
+}
+
+int64_t proved_products(const Stream& stream) {
+  return on_cuda(stream) ? cuda::proved_products(stream) : 0;
 }
 
 }  // namespace invar::ops

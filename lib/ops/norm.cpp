@@ -58,17 +58,19 @@ void rms_norm_forward_cpu(int threads, int64_t tokens, int64_t width, const T* x
   });
 }
 
+// `run` tokens have a row of d_weight each.
 template <class T>
 void rms_norm_backward_cpu(int threads, int64_t tokens, int64_t width, const T* d_y, const T* x, const T* weight,
-                           const float* rstd, Write write, T* d_x, float* d_weight) {
+                           const float* rstd, Write write, T* d_x, int64_t run, float* d_weight) {
   cpu::parallel_columns(threads, width, tokens, [=](Range columns) {
     for (int64_t t = 0; t < tokens; ++t) {
+      float* sums = d_weight + t / run * width;
       const T* dy = d_y + t * width;
       const T* in = x + t * width;
       const float r = rstd[t];
 #pragma omp simd
       for (int64_t c = columns.begin; c < columns.end; ++c) {
-        d_weight[c] = std::fma(load(dy[c]), load(in[c]) * r, d_weight[c]);
+        sums[c] = std::fma(load(dy[c]), load(in[c]) * r, sums[c]);
       }
     }
   });
@@ -184,9 +186,29 @@ void head_norm_backward(const T* in, Factors weight, float eps, int64_t head_dim
   }
 }
 
+// The rows that a head norm's weight gradient is added to: one, or one per head and run of tokens.
+struct WeightRows {
+  WeightRows(const Tensor& d_weight, int64_t tokens) {
+    if (!d_weight.defined()) return;
+    data = d_weight.data<float>();
+    head_dim = d_weight.shape().back();
+    if (d_weight.dims() == 1) return;
+    blocks = d_weight.dim(1);
+    run = tokens / blocks;
+  }
+  float* row(int64_t token, int64_t head) const {
+    return blocks == 0 ? data : data + (head * blocks + token / run) * head_dim;
+  }
+
+  float* data = nullptr;
+  int64_t head_dim = 0;
+  int64_t blocks = 0;
+  int64_t run = 0;
+};
+
 template <class T, class Factors>
 void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out, HeadRows<T> in, Factors weight,
-                                 float eps, Rotation rotation, Write write, HeadRows<T> d_in, float* d_weight) {
+                                 float eps, Rotation rotation, Write write, HeadRows<T> d_in, WeightRows d_weight) {
   // A block of rows at a time, so that the terms of d_weight, summed per column, stay in cache.
   constexpr int64_t kBlockRows = 256;
   const int64_t head_dim = in.head_dim;
@@ -210,9 +232,10 @@ void head_norm_rope_backward_cpu(int threads, int64_t tokens, HeadRows<T> d_out,
         head_norm_backward(in.row(index), weight, eps, head_dim, d_normed, write, out);
       }
     });
-    if (d_weight == nullptr) continue;
+    if (d_weight.data == nullptr) continue;
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < head_dim; ++i) d_weight[i] += terms[r * head_dim + i];
+      float* sums = d_weight.row((first + r) / in.heads, (first + r) % in.heads);
+      for (int64_t i = 0; i < head_dim; ++i) sums[i] += terms[r * head_dim + i];
     }
   }
 }
@@ -224,6 +247,14 @@ void expect_rope(std::string_view op, const RopeTable* rope, int64_t sequence_le
               "{}: rope table {} for sequences of {}", op, rope->cos.describe(), sequence_length);
   expect(op, "rope cos", rope->cos, DType::kF32, {rope->cos.dim(0), head_dim / 2});
   expect(op, "rope sin", rope->sin, DType::kF32, {rope->cos.dim(0), head_dim / 2});
+}
+
+void expect_weight_rows(std::string_view op, const Tensor& d_weight, const HeadView& in) {
+  if (d_weight.dims() != 3) return expect(op, "d_weight", d_weight, DType::kF32, {in.head_dim});
+  const int64_t blocks = d_weight.dim(1);
+  expect(op, "d_weight", d_weight, DType::kF32, {in.heads(), blocks, in.head_dim});
+  INVAR_CHECK(blocks > 0 && in.tokens() % blocks == 0, "{}: d_weight has {} blocks for {} tokens", op, blocks,
+              in.tokens());
 }
 
 void expect_params(std::string_view op, const HeadNormRope& params, const HeadView& in) {
@@ -272,12 +303,12 @@ void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x,
   expect(kOp, "weight", weight, x.dtype(), {x.dim(1)});
   expect(kOp, "rstd", rstd, DType::kF32, {x.dim(0)});
   expect(kOp, "d_x", d_x, x.dtype(), {x.dim(0), x.dim(1)});
-  expect(kOp, "d_weight", d_weight, DType::kF32, {x.dim(1)});
+  const Tensor sums = expect_token_blocks(kOp, d_weight, x.dim(0), x.dim(1));
   if (!has_work(kOp, stream, {&d_y, &x, &weight, &rstd, &d_x, &d_weight})) return;
-  if (on_cuda(stream)) return cuda::rms_norm_backward(stream, d_y, x, weight, rstd, write, d_x, d_weight);
+  if (on_cuda(stream)) return cuda::rms_norm_backward(stream, d_y, x, weight, rstd, write, d_x, sums);
   visit_float(kOp, x.dtype(), [&]<class T>(std::type_identity<T>) {
     rms_norm_backward_cpu(stream.threads(), x.dim(0), x.dim(1), d_y.data<T>(), x.data<T>(), weight.data<T>(),
-                          rstd.data<float>(), write, d_x.data<T>(), d_weight.data<float>());
+                          rstd.data<float>(), write, d_x.data<T>(), x.dim(0) / sums.dim(0), sums.data<float>());
   });
 }
 
@@ -328,7 +359,7 @@ void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, c
   expect_heads_like(kOp, "d_out", d_out, in);
   expect_heads_like(kOp, "d_in", d_in, in);
   INVAR_CHECK(params.weight.defined() == d_weight.defined(), "{}: a weight and its gradient come together", kOp);
-  if (d_weight.defined()) expect(kOp, "d_weight", d_weight, DType::kF32, {in.head_dim});
+  if (d_weight.defined()) expect_weight_rows(kOp, d_weight, in);
   if (!has_work(kOp, stream,
                 {&d_out.buffer, &in.buffer, &params.weight, &params.document_starts, &d_in.buffer, &d_weight})) {
     return;
@@ -336,12 +367,11 @@ void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, c
   if (on_cuda(stream)) return cuda::head_norm_rope_backward(stream, params, d_out, in, write, d_in, d_weight);
   const Rotation rotation(params);
   visit_float(kOp, in.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
-    const auto run = [&](auto weight, float* gradient) {
+    const auto run = [&](auto weight) {
       head_norm_rope_backward_cpu(stream.threads(), in.tokens(), HeadRows<T>(d_out), HeadRows<T>(in), weight,
-                                  params.eps, rotation, write, HeadRows<T>(d_in), gradient);
+                                  params.eps, rotation, write, HeadRows<T>(d_in), WeightRows(d_weight, in.tokens()));
     };
-    params.weight.defined() ? run(Weighted<T>{params.weight.data<T>()}, d_weight.data<float>())
-                            : run(Weightless{}, nullptr);
+    params.weight.defined() ? run(Weighted<T>{params.weight.data<T>()}) : run(Weightless{});
   });
 }
 

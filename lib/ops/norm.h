@@ -18,8 +18,10 @@ void add_rms_norm_forward(const Stream& stream, const Tensor& a, const Tensor& b
 enum class Write : bool { kSet, kAdd };
 
 // With u = x·rstd, g = dy·weight: dx = rstd·(g − u·mean(g·u)) is written or added to d_x, which has x's dtype;
-// d_weight += Σ_tokens dy·u. d_weight f32 (C); tokens are summed in ascending order per column, whatever the thread
-// count. With kSet, d_x may be d_y's own buffer.
+// d_weight f32 (C) or (blocks, C), where the T tokens are `blocks` equal runs: d_weight[b] += Σ dy·u over the tokens of
+// run b, ascending. (C) is one block. The bits of d_weight[b] are those of a call with its tokens alone, whatever T,
+// the number of blocks and the threads. With kSet, d_x may be d_y's own buffer. Error{kFault} if blocks does not divide
+// T.
 void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
                        const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight);
 
@@ -46,8 +48,10 @@ struct HeadNormRope {
 
 // fp32 inside, one rounding. in and out may be the same buffer.
 void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, const HeadView& in, const HeadView& out);
-// d_in from d_out and the raw input `in`; d_weight f32 (D), if there is a weight, += Σ over tokens (ascending) and
-// heads (ascending within a token). d_in and d_out may be the same buffer.
+// d_in from d_out and the raw input `in`. If there is a weight, its gradient is added to d_weight: f32 (D), over tokens
+// (ascending) and heads (ascending within a token); or f32 (heads, blocks, D), where the tokens are `blocks` equal runs
+// and d_weight[h][b] += the terms of head h over the tokens of run b, ascending, with bits that depend on those terms
+// alone. d_in and d_out may be the same buffer. Error{kFault} if blocks does not divide the tokens.
 void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, const HeadView& d_out,
                              const HeadView& in, Write write, const HeadView& d_in, const Tensor& d_weight);
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+
+#include "core/range.h"
 #include "device/stream.h"
 
 namespace invar::ops {
@@ -22,19 +25,23 @@ struct PerLayerProjection {
   Tensor weight;     // (w)
 };
 
-// squares f32 (T, L) = this rank's terms, written.
+// squares f32 (T, L) = this rank's terms, written. With leaves, which cut the w columns in ascending order and leave
+// none out, f32 (leaves, T, L): squares[j] = the terms of leaf j, in an order that depends on the leaf's width alone.
 void per_layer_squares(const Stream& stream, const PerLayerInputParams& params, const Tensor& projected,
-                       const Tensor& squares);
+                       const Tensor& squares, std::span<const Range> leaves = {});
 // looked_up (T, L · w) -> inputs (L · T, w): the tokens of layer 0, then those of layer 1, ...
 void per_layer_input_forward(const Stream& stream, const PerLayerInputParams& params,
                              const PerLayerProjection& projection, const Tensor& looked_up, const Tensor& inputs);
 
-// With u = c · rstd, g = d_input · weight / √2: dots f32 (T, L) = this rank's terms of Σ_P g · u, written.
+// With u = c · rstd, g = d_input · weight / √2: dots f32 (T, L) = this rank's terms of Σ_P g · u, written; with leaves
+// (leaves, T, L), as squares.
 void per_layer_dots(const Stream& stream, const PerLayerInputParams& params, const PerLayerProjection& projection,
-                    const Tensor& d_inputs, const Tensor& dots);
+                    const Tensor& d_inputs, const Tensor& dots, std::span<const Range> leaves = {});
 // From the complete dots: d_projected (T, L · w) = scale · rstd · (g − u · dots / P), d_looked_up (T, L · w) =
-// d_input / √2, both written; d_weight f32 (w) += Σ d_input / √2 · u over tokens and, within a token, layers,
-// ascending. d_projected may be projected's own buffer.
+// d_input / √2, both written; d_weight f32 (w) or (blocks, w), where the tokens are `blocks` equal runs: d_weight[b] +=
+// Σ d_input / √2 · u over the tokens of run b and, within a token, layers, ascending. (w) is one block. The bits of an
+// element of d_weight[b] depend on its column and its run's tokens alone, not on w or T. d_projected may be projected's
+// own buffer. Error{kFault} if blocks does not divide the tokens.
 void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& params,
                               const PerLayerProjection& projection, const Tensor& d_inputs, const Tensor& dots,
                               const Tensor& d_projected, const Tensor& d_looked_up, const Tensor& d_weight);

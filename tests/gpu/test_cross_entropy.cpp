@@ -1,4 +1,4 @@
-#include "device_tensor.h"
+#include "like_cpu.h"
 #include "ops/cross_entropy.h"
 
 namespace invar::ops {
@@ -197,6 +197,20 @@ TEST_CASE("cross entropy on the GPU of rows at any alignment") {
       CHECK(actual[i] == Approx(d_host[i]).epsilon(dtype == DType::kF32 ? 2e-5 : 0x1p-7).margin(1e-7));
     }
   }
+}
+
+TEST_CASE("cross entropy on the GPU refuses rows in packs that are not aligned") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const DeviceTensor flat{HostTensor(DType::kF32, {41})}, row{HostTensor(DType::kF32, {1, 40})};
+  const DeviceTensor odd{HostTensor(dtype, {41})}, labels{HostTensor(DType::kI32, {1})};
+  const DeviceTensor m{HostTensor(DType::kF32, {1})}, s{HostTensor(DType::kF32, {1})},
+      hit{HostTensor(DType::kF32, {1})};
+  require_error(ErrorKind::kFault, {"logits_statistics", "not aligned to 16 bytes"}, [&] {
+    logits_statistics(gpu(), from_second(flat, {1, 40}), labels, {0, 40}, 40, m, s, hit);
+  });
+  require_error(ErrorKind::kFault, {"logits_gradient", "not aligned"}, [&] {
+    logits_gradient(gpu(), row, labels, {0, 40}, 40, m, s, 1.0f, 0.0f, from_second(odd, {1, 40}));
+  });
 }
 
 TEST_CASE("softcap on the GPU") {

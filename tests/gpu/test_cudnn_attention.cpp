@@ -121,6 +121,18 @@ TEST_CASE("a micro-batch that cuDNN's backward pass takes in parts has the bits 
   }
 }
 
+TEST_CASE("a sample that cuDNN's backward pass takes in parts has the bits of its groups alone") {
+  const AttentionShape shape{2, 8192, 6, 4, 64};  // half a GiB of workspace a group
+  LayerCase whole(shape);
+  const AttentionResult all = run_on_gpu(whole.o);
+  LayerCase apart(shape);
+  for (int64_t group = 0; group < shape.groups; ++group) run_on_gpu(apart.o.group(group));
+  CHECK(same_bits(AttentionCase::read(apart.o.out), all.out));
+  CHECK(same_bits(AttentionCase::read(apart.o.d_q), all.d_q));
+  CHECK(same_bits(AttentionCase::read(apart.o.d_k), all.d_k));
+  CHECK(same_bits(AttentionCase::read(apart.o.d_v), all.d_v));
+}
+
 TEST_CASE("what cuDNN cannot do is refused with the reason") {
   const auto refusal = [](int64_t head_dim, DType dtype, int64_t extra, int64_t sequence = 128, float scale = 0.1f,
                           int64_t window = 0) {
@@ -132,7 +144,7 @@ TEST_CASE("what cuDNN cannot do is refused with the reason") {
   CHECK(contains(refusal(128, DType::kBF16, 0, 128, 0.0f), "it takes positive ones"));
   CHECK(contains(refusal(128, DType::kBF16, 0, 128, 0.1f, 25), "a window of 25 in 128"));
   CHECK(refusal(128, DType::kBF16, 0, 128, 0.1f, 26) == "");
-  CHECK(contains(refusal(128, DType::kBF16, 0, 65536), "of workspace for a sample"));
+  CHECK(contains(refusal(128, DType::kBF16, 0, 65536), "of workspace for a KV group"));
   CHECK(contains(refusal(128, DType::kF32, 0), "bf16 only"));
   CHECK(contains(refusal(512, DType::kBF16, 0), "at most 256"));
   CHECK(contains(refusal(12, DType::kBF16, 0), "multiple of 8"));

@@ -1,3 +1,5 @@
+#include <random>
+
 #include "like_cpu.h"
 #include "ops/elementwise.h"
 
@@ -87,6 +89,74 @@ TEST_CASE("sums on the GPU are fp64, and their bits depend on the size alone") {
   CHECK(total == Approx(total_after(sum, kCpu, x, 3.0)).epsilon(1e-13));
   CHECK(total_after(sum, gpu(), device, 3.0) == total);
   CHECK(total_after(sum, gpu(), from_second(device_moved, {n}), 3.0) == total);
+}
+
+TEST_CASE("row_squares on the GPU: the bits of a row depend on its elements alone") {
+  const int64_t columns = GENERATE(1, 7, 4096, 4099, (1 << 18) + 5), rows = GENERATE(1, 5);
+  const HostTensor x = random_tensor(DType::kF32, {rows, columns}, 1, 1.0, 0.25);
+  const DeviceTensor device(x);
+  const auto run = [&](const Stream& stream, const Tensor& part) {
+    Values out(static_cast<size_t>(part.dim(0)), -1.0);
+    if (stream.device() == DeviceType::kCpu) {
+      row_squares(stream, part, view_of(out));
+      return out;
+    }
+    const DeviceTensor sums(view_of(out));
+    row_squares(stream, part, sums);
+    copy_across(stream, sums, view_of(out));
+    return out;
+  };
+  const Values sums = run(gpu(), device), expected = run(kCpu, x);
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto i = static_cast<size_t>(row);
+    CHECK(sums[i] == Approx(expected[i]).epsilon(1e-13));
+    CHECK(run(gpu(), device.tensor().rows(row, row + 1))[0] == sums[i]);
+  }
+  CHECK(run(gpu(), DeviceTensor(HostTensor(DType::kF32, {2, 0}))) == Values(2, 0.0));
+}
+
+TEST_CASE("exact_sum on the GPU is the same number") {
+  const int64_t n = GENERATE(0, 1, 1000, 300001);
+  Values values(static_cast<size_t>(n));
+  std::mt19937_64 random(5);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::ldexp(static_cast<double>(random()) - 0x1p63, static_cast<int>(random() % 300) - 1130);
+  }
+  const auto sum_with = [&] {
+    std::vector<int64_t> digits(ExactSum::kDigits, 7);
+    const DeviceTensor device_values(view_of(values)), device_digits(view_of(digits));
+    exact_sum(gpu(), device_values, device_digits);
+    copy_across(gpu(), device_digits, view_of(digits));
+    return ExactSum::of_digits(std::span<const int64_t, ExactSum::kDigits>(digits)).value();
+  };
+  ExactSum expected;
+  for (const double value : values) expected.add(value);
+  CHECK(sum_with() == expected.value());
+  if (n < 1000) return;
+  values[7] = INFINITY;
+  CHECK(sum_with() == INFINITY);
+  values[8] = -INFINITY;
+  CHECK(std::isnan(sum_with()));
+}
+
+TEST_CASE("maximum on the GPU") {
+  const int64_t n = GENERATE(1, 4096, 70001);
+  const HostTensor a = random_tensor(DType::kF32, {n}, 1), b = random_tensor(DType::kF32, {n}, 2);
+  const HostTensor expected(DType::kF32, {n});
+  maximum(kCpu, a, b, expected);
+  const DeviceTensor device_a(a), device_b(b);
+  maximum(gpu(), device_a, device_b, device_a);
+  CHECK(device_a.host().same_bits(expected));
+}
+
+TEST_CASE("add_rows on the GPU gives the CPU's bits") {
+  const int64_t rows = GENERATE(1, 2, 33, 300), columns = GENERATE(0, 1, 255, 4096, 70001);
+  const HostTensor terms = random_tensor(DType::kF32, {rows, columns}, 1);
+  const HostTensor into = random_tensor(DType::kF32, {columns}, 2);
+  const DeviceTensor device_terms(terms), device_into(into);
+  add_rows(kCpu, terms, into);
+  add_rows(gpu(), device_terms, device_into);
+  CHECK(device_into.host().same_bits(into));
 }
 
 }  // namespace

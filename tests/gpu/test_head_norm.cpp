@@ -117,13 +117,13 @@ TEST_CASE("head_norm_rope on the GPU is the CPU's") {
                                                  {1, 128, 0},
                                                  {37, 16, 8},
                                                  {37, 32, 0},
-                                                 {37, 36, 0},
+                                                 {37, 36, 3},
                                                  {37, 64, 8},
-                                                 {21, 64, 3},
+                                                 {21, 64, 16},
                                                  {37, 80, 0},
                                                  {37, 96, 0},
                                                  {37, 128, 8},
-                                                 {21, 128, 1},
+                                                 {21, 128, 24},
                                                  {37, 256, 0},
                                                  {37, 512, 0},
                                                  {9, 1024, 0}}));
@@ -139,10 +139,53 @@ TEST_CASE("head_norm_rope on the GPU has odd heads, if they do not turn") {
   check_like_cpu(HeadCase(dtype, {19, head_dim, 0}, true, true), Turn::kNone, Write::kAdd);
 }
 
+TEST_CASE("head_norm_rope on the GPU refuses heads in packs that are not aligned") {
+  const HeadCase c(GENERATE(DType::kF32, DType::kBF16), {5, 64, 1}, true, true);
+  const DeviceHeadCase device(c);
+  const RopeTable table{device.cos, device.sin};
+  const HeadNormRope params = params_of(c, device, Turn::kNone, table);
+  require_error(ErrorKind::kFault, {"head_norm_rope_forward", "not all aligned to 16 bytes"},
+                [&] { head_norm_rope_forward(gpu(), params, c.view(device.in), c.view(device.out)); });
+}
+
 TEST_CASE("head_norm_rope on the GPU has more heads than its blocks hold at once") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   const auto shape = GENERATE(values<HeadShape>({{6000, 128, 0}, {9000, 64, 0}, {1200, 36, 0}}));
   check_like_cpu(HeadCase(dtype, shape, true, true), Turn::kDocuments, Write::kSet);
+}
+
+TEST_CASE("head_norm_rope on the GPU: the gradient of a head and a run of tokens has the bits that it has alone") {
+  struct Blocked {
+    int64_t run, blocks, head_dim;
+  };
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const auto [run, blocks, head_dim] = GENERATE(
+      values<Blocked>({{1, 4, 128}, {64, 3, 128}, {64, 1, 16}, {300, 2, 64}, {96, 2, 512}, {64, 3, 36}, {200, 2, 30}}));
+  HeadCase c(dtype, {run * blocks, head_dim, 0}, true, true);
+  const HeadView all = c.view(c.in);
+  HostTensor d_in = c.out, d_weight = random_tensor(DType::kF32, {all.heads(), blocks, head_dim}, 6);
+  const DeviceHeadCase device(c);
+  const DeviceTensor device_d_in(c.out), d_in_alone(c.out), together(d_weight), alone(d_weight);
+  const RopeTable table{c.cos, c.sin}, device_table{device.cos, device.sin};
+  const HeadNormRope params = params_of(c, c, Turn::kNone, table);
+  const HeadNormRope device_params = params_of(c, device, Turn::kNone, device_table);
+  head_norm_rope_backward(kCpu, params, c.view(c.d_out), all, Write::kSet, c.view(d_in), d_weight);
+  head_norm_rope_backward(gpu(), device_params, c.view(device.d_out), c.view(device.in), Write::kSet,
+                          c.view(device_d_in), together);
+  require_like_cpu(device_d_in.host(), d_in);
+  require_sum_like_cpu(together.host(), d_weight);
+  // One head and one run, as if there were no others.
+  for (int64_t sum = 0; sum < all.heads() * blocks; ++sum) {
+    const int64_t head = sum / blocks, begin = sum % blocks * run;
+    const auto view = [&](const Tensor& buffer) {
+      return HeadView{buffer.rows(begin, begin + run), 1, 1, head_dim, 0, all.index(0, head)};
+    };
+    const Tensor row = alone.tensor().view({all.heads() * blocks, head_dim}).rows(sum, sum + 1);
+    head_norm_rope_backward(gpu(), device_params, view(device.d_out), view(device.in), Write::kSet, view(d_in_alone),
+                            row.view({1, 1, head_dim}));
+  }
+  CHECK(together.host().same_bits(alone.host()));
+  CHECK(device_d_in.host().same_bits(d_in_alone.host()));
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
+#include <cstring>
+
 #include "device_tensor.h"
+#include "ops/cuda/matmul_chain.h"
+#include "ops/elementwise.h"
 #include "ops/matmul.h"
 
 namespace invar::ops {
@@ -105,6 +109,33 @@ TEST_CASE("matmul on the GPU without rows, columns or terms") {
   CHECK(product.on(gpu(), beta).same_bits(product.expected(beta)));
 }
 
+TEST_CASE("matmul_columns on the GPU is matmul of a copy") {
+  const auto [in, out, beta] = any_case();
+  struct Part {
+    int64_t m, n, stored;
+    Range columns;
+  };
+  const auto [m, n, stored, columns] = GENERATE(values<Part>({{3, 5, 17, {7, 16}},
+                                                              {130, 258, 1027, {1, 514}},
+                                                              {512, 384, 2048, {512, 1536}},
+                                                              {2048, 1024, 4096, {2048, 4096}},
+                                                              {5, 7, 9, {4, 4}}}));
+  CAPTURE(name_of(in), name_of(out), beta, m, n, stored, columns.begin, columns.end);
+  const HostTensor a = random_tensor(in, {m, stored}, 1), b = random_tensor(in, {columns.size(), n}, 2);
+  HostTensor copied(in, {m, columns.size()});
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t k = 0; k < columns.size(); ++k) {
+      copied.set(static_cast<size_t>(i * columns.size() + k), a[static_cast<size_t>(i * stored + columns.begin + k)]);
+    }
+  }
+  const HostTensor c = random_tensor(out, {m, n}, 3);
+  const DeviceTensor device_a(a), device_copied(copied), device_b(b), device_c(c), wanted(c);
+  matmul_columns(gpu(), device_a, columns, device_b, device_c, beta);
+  matmul(gpu(), device_copied, Transpose::kNo, device_b, Transpose::kNo, wanted, beta);
+  // A row stride may change the algorithm, and with it the order.
+  CHECK(relative_norm(device_c.host().values(), wanted.host().values()) <= (out == DType::kBF16 ? 1e-3 : 1e-5));
+}
+
 TEST_CASE("matmul on the GPU overwrites NaN where beta is 0") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   Product product(64, 48, 32, false, true, dtype, dtype);
@@ -120,6 +151,160 @@ TEST_CASE("matmul on the GPU measures without touching c, and with the same bits
   const HostTensor first = product.on(make_cuda_stream(0), beta);
   CHECK(relative_norm(first.values(), product.expected(beta).values()) <= (out == DType::kF32 ? 1e-5 : 1e-3));
   for (int i = 0; i < 3; ++i) CHECK(product.on(make_cuda_stream(0), beta).same_bits(first));
+}
+
+// Of its own, with plans of its own.
+Stream invariant_stream() {
+  Stream stream = make_cuda_stream(0);
+  stream.set_invariant(true);
+  return stream;
+}
+
+HostTensor columns_of(const HostTensor& x, Range columns) {
+  const int64_t rows = x.tensor().dim(0), stride = x.tensor().dim(1);
+  HostTensor out(x.tensor().dtype(), {rows, columns.size()});
+  const int64_t bytes = size_of(x.tensor().dtype());
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(static_cast<std::byte*>(out.tensor().raw()) + i * columns.size() * bytes,
+                static_cast<const std::byte*>(x.tensor().raw()) + (i * stride + columns.begin) * bytes,
+                static_cast<size_t>(columns.size() * bytes));
+  }
+  return out;
+}
+
+int64_t differing(const HostTensor& x, const HostTensor& y) {
+  int64_t count = 0;
+  for (size_t i = 0; i < x.size(); ++i) count += x[i] != y[i];
+  return count;
+}
+
+TEST_CASE("bf16 products on an invariant stream have the same bits however the rows are cut") {
+  const auto [m, n, k] = GENERATE(values<Size>({{4096, 1024, 3072}, {512, 4096, 1024}, {128, 256, 3072}}));
+  const auto [ta, tb] = GENERATE(table<bool, bool>({{false, false}, {false, true}, {true, false}}));
+  const HostTensor a = random_tensor(DType::kBF16, {ta ? k : m, ta ? m : k}, 1);
+  const HostTensor b = random_tensor(DType::kBF16, {tb ? n : k, tb ? k : n}, 2);
+  const int64_t third = m / 3 / 8 * 8;
+  const DeviceTensor device_b(b), whole_a(a),
+      part_a(ta ? columns_of(a, {0, third}) : HostTensor(DType::kBF16, {third, k}));
+  if (!ta) copy_across(gpu(), whole_a.tensor().rows(0, third), part_a);
+  const Stream stream = invariant_stream();
+  for (const auto& [out, beta] : {std::pair{DType::kF32, 0.0f}, {DType::kF32, 1.0f}, {DType::kBF16, 0.0f}}) {
+    CAPTURE(m, n, k, ta, tb, name_of(out), beta);
+    const HostTensor c = random_tensor(out, {m, n}, 3);
+    const DeviceTensor whole(c), part(c);
+    synchronize(gpu());
+    const auto multiply = [&](const Tensor& left, const Tensor& to) {
+      matmul(stream, left, Transpose{ta}, device_b, Transpose{tb}, to, beta);
+    };
+    const int64_t before = proved_products(stream);
+    multiply(whole_a, whole);
+    multiply(part_a, part.tensor().rows(0, third));
+    synchronize(stream);
+    CHECK(proved_products(stream) == before + 2);
+    const HostTensor expected = whole.host(), actual = part.host();
+    CHECK(std::memcmp(expected.tensor().raw(), actual.tensor().raw(), static_cast<size_t>(third * n * size_of(out))) ==
+          0);
+    CHECK(relative_norm(expected.values(), c.values()) > 0.5);  // something was multiplied
+    if (beta == 0.0f) {                                         // the second time no proof is needed
+      multiply(whole_a, whole);
+      synchronize(stream);
+      CHECK(proved_products(stream) == before + 2);
+      CHECK(whole.host().same_bits(expected));
+    }
+  }
+}
+
+TEST_CASE("columns on an invariant stream have the bits of a copy, and two leaves have others than one") {
+  const DType in = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t m = 512, n = 384, k = 3072, half = k / 2;
+  const HostTensor a = random_tensor(in, {m, k}, 1), b = random_tensor(in, {k, n}, 2);
+  const DeviceTensor device_a(a), device_b(b), left(columns_of(a, {0, half})), right(columns_of(a, {half, k}));
+  const HostTensor none(DType::kF32, {m, n});
+  const DeviceTensor leaves(none), copied(none), whole(none);
+  synchronize(gpu());
+  const Stream stream = invariant_stream();
+  const Tensor upper = device_b.tensor().rows(0, half), lower = device_b.tensor().rows(half, k);
+  matmul_columns(stream, device_a, {0, half}, upper, leaves);
+  matmul(stream, left, Transpose::kNo, upper, Transpose::kNo, copied);
+  synchronize(stream);
+  CHECK(leaves.host().same_bits(copied.host()));
+  matmul_columns(stream, device_a, {half, k}, lower, leaves, 1.0f);
+  matmul(stream, right, Transpose::kNo, lower, Transpose::kNo, copied, 1.0f);
+  matmul(stream, device_a, Transpose::kNo, device_b, Transpose::kNo, whole);
+  synchronize(stream);
+  CHECK(leaves.host().same_bits(copied.host()));
+  CHECK(relative_norm(leaves.host().values(), whole.host().values()) <= 1e-5);
+  CHECK(differing(leaves.host(), whole.host()) > m * n / 2);
+}
+
+TEST_CASE("f32 products on an invariant stream have the bits of the CPU") {
+  const bool ta = GENERATE(false, true), tb = GENERATE(false, true);
+  const auto [m, n, k] = GENERATE(values<Size>(
+      {{1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {1, 300, 129}, {300, 1, 129}, {64, 64, 16}, {130, 258, 1026}, {5, 7, 0}}));
+  const int64_t offset = GENERATE(0, 1);
+  const Stream stream = invariant_stream();
+  for (const auto& [out, beta] : {std::pair{DType::kF32, 0.0f}, {DType::kF32, 1.0f}, {DType::kBF16, 0.0f}}) {
+    CAPTURE(ta, tb, m, n, k, offset, name_of(out), beta);
+    const Product product(m, n, k, ta, tb, DType::kF32, out, offset);
+    CHECK(product.on(stream, beta).same_bits(product.expected(beta)));
+  }
+}
+
+// What a proof is made of: operands that it fills, and a product of them.
+struct Compared {
+  Compared(int64_t m, int64_t n, int64_t k, DType out, bool accumulate)
+      : a(HostTensor(DType::kBF16, {m, k})),
+        b(HostTensor(DType::kBF16, {k, n})),
+        c(HostTensor(out, {m, n})),
+        product{a, {0, k}, false, b, false, c, accumulate} {
+    synchronize(gpu());
+    cuda::fill_for_comparison(stream.cuda(), product);
+  }
+  int64_t out_of_order() const { return cuda::count_out_of_order(stream.cuda(), product); }
+  // Another value for an element of c.
+  void alter(int64_t element) const {
+    const Tensor flat = c.tensor().view({c.tensor().numel(), 1}).rows(element, element + 1);
+    HostTensor value(c.tensor().dtype(), {1, 1});
+    copy_across(stream, flat, value);
+    value.set(0, value[0] == 0 ? 1 : value[0] * 1.0078125);  // by the last place of bf16 or more
+    copy_across(stream, value, flat);
+  }
+
+  Stream stream = invariant_stream();
+  DeviceTensor a, b, c;
+  cuda::OrderedProduct product;
+};
+
+TEST_CASE("the comparison with the chain counts every altered element of what it looks at") {
+  const auto [out, accumulate] =
+      GENERATE(table<DType, bool>({{DType::kF32, false}, {DType::kF32, true}, {DType::kBF16, false}}));
+  const auto [m, n, k] = GENERATE(values<Size>({{200, 136, 96}, {72, 520, 1000}, {2048, 4096, 256}}));
+  CAPTURE(name_of(out), accumulate, m, n, k);
+  const Compared compared(m, n, k, out, accumulate);
+  CHECK(compared.out_of_order() > 0);  // nothing is multiplied yet
+  matmul(compared.stream, compared.a, Transpose::kNo, compared.b, Transpose::kNo, compared.c, accumulate ? 1.0f : 0.0f);
+  CHECK(compared.out_of_order() == 0);
+  compared.alter(0);
+  CHECK(compared.out_of_order() == 1);
+  compared.alter(m * n - 1);
+  CHECK(compared.out_of_order() == 2);
+  if (m > 1000) return;  // a sample: of the other tiles some are not looked at
+  compared.alter(m / 2 * n + n / 2);
+  CHECK(compared.out_of_order() == 3);
+}
+
+TEST_CASE("the comparison with the chain counts another order, in f32 and rounded to bf16") {
+  const DType out = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t m = 128, n = 256, k = GENERATE(64, 1024, 4096);
+  CAPTURE(name_of(out), k);
+  const Compared compared(m, n, k, out, false);
+  const DeviceTensor sums(HostTensor(DType::kF32, {m, n}));
+  synchronize(gpu());
+  const Tensor& b = compared.b.tensor();
+  matmul_columns(compared.stream, compared.a, {0, k / 2}, b.rows(0, k / 2), sums);
+  matmul_columns(compared.stream, compared.a, {k / 2, k}, b.rows(k / 2, k), sums, 1.0f);
+  copy(compared.stream, sums, compared.c);
+  CHECK(compared.out_of_order() > m * n / 3);
 }
 
 }  // namespace

@@ -34,26 +34,37 @@ Shape any_shape() {
                                  {5001, 65}}));
 }
 
-TEST_CASE("rms_norm_forward on the GPU is the CPU's, whatever the alignment") {
+TEST_CASE("rms_norm_forward on the GPU is the CPU's") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   const auto [tokens, width] = any_shape();
-  const HostTensor flat = random_tensor(dtype, {tokens * width + 1}, 1, 2.0);
+  const HostTensor x = random_tensor(dtype, {tokens, width}, 1, 2.0);
   const HostTensor weight = random_tensor(dtype, {width}, 2, 0.5, 1.0);
   HostTensor y(dtype, {tokens, width}), rstd(DType::kF32, {tokens});
-  const DeviceTensor device_flat(flat), device_weight(weight), device_y(y), device_rstd(rstd), again(y);
+  const DeviceTensor device_x(x), device_weight(weight), device_y(y), device_rstd(rstd), again(y);
 
-  rms_norm_forward(kCpu, flat.tensor().rows(0, tokens * width).view({tokens, width}), weight, kEps, y, rstd);
-  const Tensor x = device_flat.tensor().rows(0, tokens * width).view({tokens, width});
-  rms_norm_forward(gpu(), x, device_weight, kEps, device_y, device_rstd);
+  rms_norm_forward(kCpu, x, weight, kEps, y, rstd);
+  rms_norm_forward(gpu(), device_x, device_weight, kEps, device_y, device_rstd);
   require_like_cpu(device_y.host(), y);
   require_like_cpu(device_rstd.host(), rstd);
-  rms_norm_forward(gpu(), x, device_weight, kEps, again, device_rstd);
+  rms_norm_forward(gpu(), device_x, device_weight, kEps, again, device_rstd);
   CHECK(again.host().same_bits(device_y.host()));
+}
 
-  rms_norm_forward(kCpu, from_second(flat, {tokens, width}), weight, kEps, y, rstd);
-  rms_norm_forward(gpu(), from_second(device_flat, {tokens, width}), device_weight, kEps, device_y, device_rstd);
-  require_like_cpu(device_y.host(), y);
-  require_like_cpu(device_rstd.host(), rstd);
+TEST_CASE("a norm on the GPU refuses rows in packs that are not aligned, whose sums it would have to order otherwise") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t width = 256, odd = 65;
+  const DeviceTensor flat{HostTensor(dtype, {width + 1})}, row{HostTensor(dtype, {1, width})};
+  const DeviceTensor weight{HostTensor(dtype, {width})}, rstd{HostTensor(DType::kF32, {1})};
+  const DeviceTensor d_weight{HostTensor(DType::kF32, {width})};
+  const Tensor x = from_second(flat, {1, width});
+  require_error(ErrorKind::kFault, {"rms_norm_forward", "not aligned to 16 bytes"},
+                [&] { rms_norm_forward(gpu(), x, weight, kEps, row, rstd); });
+  require_error(ErrorKind::kFault, {"rms_norm_backward", "not aligned to 16 bytes"},
+                [&] { rms_norm_backward(gpu(), row, x, weight, rstd, Write::kSet, row, d_weight); });
+  // Of odd width they are read one by one wherever they lie.
+  rms_norm_forward(gpu(), from_second(flat, {1, odd}), weight.tensor().rows(0, odd), kEps, from_second(row, {1, odd}),
+                   rstd);
+  synchronize(gpu());
 }
 
 TEST_CASE("add_rms_norm_forward on the GPU is an add and a norm") {
@@ -101,22 +112,39 @@ TEST_CASE("rms_norm_backward on the GPU is the CPU's, and its bits are those of 
   CHECK(d_weight_again.host().same_bits(device_d_weight.host()));
 }
 
-TEST_CASE("rms_norm_backward on the GPU does not need alignment") {
+TEST_CASE("rms_norm_backward on the GPU: a block of tokens has the bits of a call of its own") {
+  struct Blocked {
+    int64_t run, blocks, width;
+  };
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
-  const int64_t tokens = 50, width = 256;
-  const HostTensor x = random_tensor(dtype, {tokens * width + 1}, 1, 2.0),
-                   d_y = random_tensor(dtype, {tokens, width}, 2);
-  const HostTensor weight = random_tensor(dtype, {width}, 3, 0.5, 1.0),
-                   d_weight = random_tensor(DType::kF32, {width}, 6);
+  // Runs of one and several parts, short and long, over packed rows and others.
+  const auto [run, blocks, width] = GENERATE(values<Blocked>({{1, 5, 1024},
+                                                              {64, 1, 96},
+                                                              {64, 9, 4096},
+                                                              {50, 3, 96},
+                                                              {512, 2, 512},
+                                                              {600, 3, 1024},
+                                                              {64, 7, 33},
+                                                              {700, 2, 65},
+                                                              {24, 3, 20000}}));
+  const int64_t tokens = run * blocks;
+  const HostTensor x = random_tensor(dtype, {tokens, width}, 1, 2.0), d_y = random_tensor(dtype, {tokens, width}, 2);
+  const HostTensor weight = random_tensor(dtype, {width}, 3, 0.5, 1.0);
   const HostTensor rstd = random_tensor(DType::kF32, {tokens}, 4, 0.2, 0.9);
-  HostTensor d_x(dtype, {tokens, width});
+  HostTensor d_x(dtype, {tokens, width}), d_weight = random_tensor(DType::kF32, {blocks, width}, 6);
   const DeviceTensor device_x(x), device_d_y(d_y), device_weight(weight), device_rstd(rstd);
-  const DeviceTensor device_d_x(d_x), device_d_weight(d_weight);
-  rms_norm_backward(kCpu, d_y, from_second(x, {tokens, width}), weight, rstd, Write::kSet, d_x, d_weight);
-  rms_norm_backward(gpu(), device_d_y, from_second(device_x, {tokens, width}), device_weight, device_rstd, Write::kSet,
-                    device_d_x, device_d_weight);
+  const DeviceTensor device_d_x(d_x), d_x_alone(d_x), together(d_weight), alone(d_weight);
+  rms_norm_backward(kCpu, d_y, x, weight, rstd, Write::kSet, d_x, d_weight);
+  rms_norm_backward(gpu(), device_d_y, device_x, device_weight, device_rstd, Write::kSet, device_d_x, together);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const auto rows = [&](const Tensor& t) { return t.rows(b * run, (b + 1) * run); };
+    rms_norm_backward(gpu(), rows(device_d_y), rows(device_x), device_weight, rows(device_rstd), Write::kSet,
+                      rows(d_x_alone), alone.tensor().rows(b, b + 1).view({width}));
+  }
   require_like_cpu(device_d_x.host(), d_x);
-  require_sum_like_cpu(device_d_weight.host(), d_weight);
+  require_sum_like_cpu(together.host(), d_weight);
+  CHECK(together.host().same_bits(alone.host()));
+  CHECK(device_d_x.host().same_bits(d_x_alone.host()));
 }
 
 }  // namespace

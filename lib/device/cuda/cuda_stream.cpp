@@ -102,13 +102,21 @@ std::string describe_cuda_device(int index) {
   return format("{}, {:.1f} GiB", properties.name, static_cast<double>(properties.totalGlobalMem) / (1 << 30));
 }
 
+std::string cuda_architecture(int index) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  return format("sm{}{}", properties.major, properties.minor);
+}
+
 Stream make_cuda_stream(int index, int threads) {
   return Stream(std::make_shared<CudaStream>(index), threads);
 }
 
 Stream queue_beside(const Stream& stream) {
   if (stream.device() != DeviceType::kCuda) return stream;
-  return Stream(std::make_shared<CudaStream>(stream.cuda().device(), stream.cuda().phase()), stream.threads());
+  Stream beside(std::make_shared<CudaStream>(stream.cuda().device(), stream.cuda().phase()), stream.threads());
+  beside.set_invariant(stream.invariant());
+  return beside;
 }
 
 void wait_for(const Stream& stream, const Stream& other) {

@@ -34,6 +34,10 @@ std::string describe_cuda_device(int) {
   refuse();
 }
 
+std::string cuda_architecture(int) {
+  refuse();
+}
+
 Stream make_cuda_stream(int, int) {
   refuse();
 }

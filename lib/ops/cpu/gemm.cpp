@@ -241,12 +241,12 @@ GemmIsa best_gemm_isa() {
 }
 
 template <class In, class Out>
-void gemm(int64_t m, int64_t n, int64_t k, const In* a, bool transpose_a, const In* b, bool transpose_b, Out* c,
-          bool accumulate, int threads, GemmIsa isa) {
+void gemm(int64_t m, int64_t n, int64_t k, const In* a, int64_t a_stride, bool transpose_a, const In* b,
+          bool transpose_b, Out* c, bool accumulate, int threads, GemmIsa isa) {
   INVAR_CHECK(is_supported(isa), "this processor does not run the {} matrix product", name_of(isa));
   if (m == 0 || n == 0) return;
-  const Product<In, Out> product{
-      m, n, k, {a, transpose_a ? m : k, transpose_a}, {b, transpose_b ? k : n, !transpose_b}, c, accumulate};
+  const Product<In, Out> product{m, n,         k, {a, a_stride, transpose_a}, {b, transpose_b ? k : n, !transpose_b},
+                                 c, accumulate};
   switch (isa) {
     case GemmIsa::kPortable:
       return run_with<PortableKernel>(product, threads);
@@ -263,7 +263,7 @@ void gemm(int64_t m, int64_t n, int64_t k, const In* a, bool transpose_a, const 
 }
 
 #define INVAR_GEMM(In, Out) \
-  template void gemm(int64_t, int64_t, int64_t, const In*, bool, const In*, bool, Out*, bool, int, GemmIsa)
+  template void gemm(int64_t, int64_t, int64_t, const In*, int64_t, bool, const In*, bool, Out*, bool, int, GemmIsa)
 INVAR_GEMM(float, float);
 INVAR_GEMM(float, BF16);
 INVAR_GEMM(BF16, float);

@@ -8,33 +8,56 @@ namespace {
 
 constexpr int kColumns = 32;
 constexpr int kSlices = 32;
+constexpr int kThreads = 256;
 
 // A thread sums a slice of the rows of one column in ascending order; slices are joined in ascending order.
 __global__ void __launch_bounds__(kColumns* kSlices)
-    column_sums_kernel(const float* partials, int64_t rows, int64_t columns, float* out) {
+    column_sums_kernel(const float* terms, int64_t rows, int64_t columns, float* out) {
   __shared__ float sums[kSlices][kColumns];
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kColumns + threadIdx.x;
   const int64_t slice = (rows + kSlices - 1) / kSlices;
   const int64_t end = min(rows, (threadIdx.y + 1) * slice);
+  terms += blockIdx.x * rows * columns;
   float sum = 0;
   if (column < columns) {
 #pragma unroll 8
-    for (int64_t row = threadIdx.y * slice; row < end; ++row) sum += partials[row * columns + column];
+    for (int64_t row = threadIdx.y * slice; row < end; ++row) sum += terms[row * columns + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
   for (int y = 1; y < kSlices; ++y) sum += sums[y][threadIdx.x];
-  out[column] += sum;
+  out[blockIdx.x * columns + column] += sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ascending_rows_kernel(const float* terms, int64_t rows, int64_t columns, float* out) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= columns) return;
+  terms += blockIdx.x * rows * columns + column;
+  float sum = terms[0];
+#pragma unroll 8
+  for (int64_t row = 1; row < rows; ++row) sum += terms[row * columns];
+  out[blockIdx.x * columns + column] += sum;
 }
 
 }  // namespace
 
-void add_column_sums(const Stream& stream, std::string_view op, const float* partials, int64_t rows, int64_t columns,
-                     float* out) {
-  if (columns == 0) return;
-  const auto blocks = static_cast<unsigned>(ceil_div(columns, kColumns));
-  column_sums_kernel<<<blocks, dim3(kColumns, kSlices), 0, cuda_handle(stream)>>>(partials, rows, columns, out);
+void add_column_sums(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
+                     int64_t columns, float* out) {
+  // Slices of one row: ascending order, for which a block need not be so large.
+  if (rows <= kSlices) return add_ascending_rows(stream, op, terms, sums, rows, columns, out);
+  if (sums == 0 || columns == 0) return;
+  const dim3 grid(static_cast<unsigned>(sums), static_cast<unsigned>(ceil_div(columns, kColumns)));
+  column_sums_kernel<<<grid, dim3(kColumns, kSlices), 0, cuda_handle(stream)>>>(terms, rows, columns, out);
+  check_launch(op);
+}
+
+void add_ascending_rows(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
+                        int64_t columns, float* out) {
+  if (sums == 0 || columns == 0) return;
+  const dim3 grid(static_cast<unsigned>(sums), static_cast<unsigned>(ceil_div(columns, kThreads)));
+  ascending_rows_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(terms, rows, columns, out);
   check_launch(op);
 }
 

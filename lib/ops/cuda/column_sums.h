@@ -6,9 +6,14 @@
 
 namespace invar::ops::cuda {
 
-// out[c] += Σ_r partials[r · columns + c], in an order that depends on `rows` alone: the end of a sum over tokens whose
-// blocks wrote a row of partial sums each. `op` is named if the launch fails.
-void add_column_sums(const Stream& stream, std::string_view op, const float* partials, int64_t rows, int64_t columns,
-                     float* out);
+// Both: out[s][c] += the sum of terms[s][r][c] over rows r, for each of `sums` sums; terms (sums, rows, columns), out
+// (sums, columns), all f32. `op` is named if the launch fails.
+
+// In an order that depends on `rows` alone: the end of a sum over tokens whose blocks wrote a row of partial sums each.
+void add_column_sums(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
+                     int64_t columns, float* out);
+// In ascending order, ((row 0 + row 1) + row 2) + ..., one thread per column. rows >= 1.
+void add_ascending_rows(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
+                        int64_t columns, float* out);
 
 }  // namespace invar::ops::cuda

@@ -48,7 +48,8 @@ __device__ void for_packs(const float* row, uint32_t packs, const Body& body) {
   for (; at < packs; at += kThreads) body(at, load_pack<N>(row + int64_t{at} * N));
 }
 
-// Maximum of some logits and Σ exp(logit − maximum). A NaN is passed over by the maximum and makes the sum NaN.
+// Maximum of some logits and Σ exp(logit − maximum), each operation rounded by itself. A NaN is passed over by the
+// maximum and makes the sum NaN.
 struct Statistics {
   template <int N>
   __device__ void add(const float (&x)[N]) {
@@ -56,14 +57,14 @@ struct Statistics {
 #pragma unroll
     for (int i = 1; i < N; ++i) peak = fmaxf(peak, x[i]);
     if (peak > maximum) {
-      sum *= expf(maximum - peak);
+      sum = __fmul_rn(sum, expf(maximum - peak));
       maximum = peak;
     }
     const float origin = maximum == -INFINITY ? 0.0f : maximum;  // −inf − −inf is no number
     float terms = expf(x[0] - origin);
 #pragma unroll
-    for (int i = 1; i < N; ++i) terms += expf(x[i] - origin);
-    sum += terms;
+    for (int i = 1; i < N; ++i) terms = __fadd_rn(terms, expf(x[i] - origin));
+    sum = __fadd_rn(sum, terms);
   }
 
   float maximum = -INFINITY;
@@ -206,10 +207,13 @@ void launch_softcap(const Stream& stream, float cap, const Tensor& logits) {
   softcap_kernel<N><<<blocks, kSmallThreads, 0, cuda_handle(stream)>>>(cap, logits.data<float>(), size);
 }
 
-// Rows begin at multiples of 16 bytes, and those of `other`, if any, at whole packs.
-bool rows_are_aligned(const Tensor& logits, const Tensor& other) {
-  return logits.dim(1) % kVectorWidth<float> == 0 && is_aligned({logits.raw()}) &&
-         is_aligned({other.raw()}, kVectorWidth<float> * size_of(other.dtype()));
+// Whether rows are read in packs, which the order of a sum depends on: their width alone decides. Error{kFault} if
+// packs of the logits, or those of `other`, then do not lie at multiples of their size.
+bool rows_are_packs(std::string_view op, const Tensor& logits, const Tensor& other) {
+  if (logits.dim(1) % kVectorWidth<float> != 0) return false;
+  expect_aligned(op, {logits.raw()});
+  expect_aligned(op, {other.raw()}, kVectorWidth<float> * size_of(other.dtype()));
+  return true;
 }
 
 }  // namespace
@@ -227,11 +231,13 @@ void softcap(const Stream& stream, float cap, const Tensor& logits) {
 void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
                        int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
   if (labels.empty()) return;
-  const auto kernel = rows_are_aligned(logits, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
+  constexpr auto kOp = "logits_statistics";
+  const auto kernel =
+      rows_are_packs(kOp, logits, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
   kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
       Columns(logits, vocabulary, vocabulary_size), logits.data<float>(), labels.data<int32_t>(), maximum.data<float>(),
       sum.data<float>(), target.data<float>());
-  check_launch("logits_statistics");
+  check_launch(kOp);
 }
 
 void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tensor& maximum, const Tensor& sum) {
@@ -255,14 +261,15 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
                      const Tensor& d_logits) {
   if (d_logits.empty()) return;
   const Gradient gradient{scale, cap, cap > 0 ? 1.0f / cap : 0.0f};
-  visit_float("logits_gradient", d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
-    const auto kernel = rows_are_aligned(logits, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
-                                                           : gradient_kernel<Element<T>, 1>;
+  constexpr auto kOp = "logits_gradient";
+  visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
+    const auto kernel = rows_are_packs(kOp, logits, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
+                                                              : gradient_kernel<Element<T>, 1>;
     kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
         Columns(logits, vocabulary, vocabulary_size), gradient, logits.data<float>(), labels.data<int32_t>(),
         maximum.data<float>(), sum.data<float>(), elements<T>(d_logits));
   });
-  check_launch("logits_gradient");
+  check_launch(kOp);
 }
 
 }  // namespace invar::ops::cuda

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "core/range.h"
 #include "core/unique_handle.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/attention_check.h"
@@ -20,10 +21,10 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-// cuDNN's deterministic backward keeps the scores of a whole sample, so a large micro-batch goes through it a few
-// samples at a time. That changes no bit: samples do not meet.
+// cuDNN's deterministic backward keeps the scores of whole samples, so a large micro-batch goes through it a few
+// samples at a time, or a few KV groups of one. That changes no bit: samples and groups do not meet.
 constexpr int64_t kBackwardWorkspaceBytes = int64_t{2560} << 20;
-// One sample may take more than that, but not the memory of the model: 2 bytes for each query head and pair of tokens.
+// One group may take more than that, but not the memory of the model: 2 bytes for each query head and pair of tokens.
 constexpr int64_t kLargestWorkspaceBytes = int64_t{10} << 30;
 // Below this share of the sequence a window costs less in tiles that skip the rest (tools/bench_cuda: D=256, S=4096).
 constexpr int64_t kWindowShare = 5;
@@ -197,7 +198,7 @@ class CudnnPlans {
 
 struct Verdict {
   std::string refusal;
-  int64_t backward_workspace_bytes = 0;  // per sample
+  int64_t backward_workspace_bytes = 0;
 };
 
 Verdict judge(Spec spec) {
@@ -212,7 +213,7 @@ Verdict judge(Spec spec) {
       verdict.backward_workspace_bytes = plan.workspace_bytes;
     }
     if (verdict.backward_workspace_bytes > kLargestWorkspaceBytes) {
-      verdict.refusal = format("its backward pass needs {} MiB of workspace for a sample, more than {}",
+      verdict.refusal = format("its backward pass needs {} MiB of workspace for a KV group, more than {}",
                                verdict.backward_workspace_bytes >> 20, kLargestWorkspaceBytes >> 20);
     }
   } catch (const Error& error) {
@@ -221,10 +222,13 @@ Verdict judge(Spec spec) {
   return verdict;
 }
 
-// Of one sample with its heads side by side. A question costs a second, so answers are kept, per GPU.
+// Of one KV group of one sample, its heads side by side: the answer may not depend on how many of them a rank has, or
+// its bits would. A question costs a second, so answers are kept, per GPU.
 const Verdict& verdict_on(const AttentionParams& params, const HeadView& q, const HeadView& k) {
   Spec spec = spec_of(params, q, k);
   spec.samples = 1;
+  spec.query_heads = q.heads_per_group;
+  spec.kv_heads = 1;
   for (size_t operand = 0; operand < kOperands; ++operand) {
     spec.head_stride[operand] = spec.head_dim;
     spec.token_stride[operand] = spec.heads(operand) * spec.head_dim;
@@ -277,8 +281,10 @@ HeadView packed(const HeadView& like, void* memory) {
   return {buffer, like.groups, like.heads_per_group, like.head_dim, group_width, 0};
 }
 
-HeadView rows_of(HeadView view, int64_t begin, int64_t end) {
-  view.buffer = view.buffer.rows(begin, end);
+HeadView part_of(HeadView view, Range tokens, Range groups) {
+  view.buffer = view.buffer.rows(tokens.begin, tokens.end);
+  view.offset += groups.begin * view.group_stride;
+  view.groups = groups.size();
   return view;
 }
 
@@ -286,15 +292,18 @@ int64_t block_bytes(int64_t bytes) {
   return (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
 }
 
-// One execution. Heads that are not evenly spaced, and the statistics, pass through the workspace.
+// One execution. Heads that are not evenly spaced, and the statistics, pass through the workspace. lse: of all heads,
+// of which `first_head` is the first one in the views; these may be a part of them if there is one sample.
 class Call {
  public:
-  Call(const Stream& stream, const AttentionParams& params, const Views& views, const Tensor& lse, bool backward)
+  Call(const Stream& stream, const AttentionParams& params, const Views& views, const Tensor& lse, int64_t first_head,
+       bool backward)
       : stream_(stream),
         plans_(stream.cuda().attachment<CudnnPlans>()),
         views_(views),
         given_(views),
         lse_(lse),
+        first_head_(first_head),
         backward_(backward),
         spec_(spec_of(params, views[kQ], views[kK])) {
     spec_.backward = backward;
@@ -308,12 +317,12 @@ class Call {
   void run() {
     Plan& plan = plans_.plan(spec_);
     std::byte* const memory = place_in_workspace(plan.workspace_bytes);
-    const int64_t samples = spec_.samples, length = spec_.sequence_length, heads = spec_.query_heads;
+    const int64_t samples = spec_.samples, length = spec_.sequence_length, heads = lse_.dim(1);
     if (backward_) transpose_batch(stream_, lse_.data<float>(), stats_, samples, length, heads);
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
       if (is_packed(operand) && !is_output(operand)) copy_heads(stream_, views_[operand], given_[operand]);
     }
-    std::unordered_map<int64_t, void*> pointers{{kStatsUid, stats_}};
+    std::unordered_map<int64_t, void*> pointers{{kStatsUid, stats_ + first_head_ * length}};
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
       pointers[static_cast<int64_t>(operand) + 1] = given_[operand].buffer.data<BF16>() + given_[operand].offset;
     }
@@ -349,10 +358,22 @@ class Call {
   const Views& views_;
   Views given_;  // to cuDNN
   const Tensor& lse_;
+  int64_t first_head_;
   bool backward_;
   Spec spec_;
-  float* stats_ = nullptr;  // (samples, heads, S)
+  float* stats_ = nullptr;  // (samples, all heads, S)
 };
+
+struct AtOnce {
+  int64_t samples, groups;
+};
+
+// As much as the workspace has room for: whole samples, or groups of one.
+AtOnce backward_at_once(const AttentionParams& params, const HeadView& q, const HeadView& k) {
+  const int64_t bytes = std::max<int64_t>(verdict_on(params, q, k).backward_workspace_bytes, 1);
+  const int64_t most = std::max<int64_t>(kBackwardWorkspaceBytes / bytes, 1);
+  return {std::max<int64_t>(most / q.groups, 1), std::min(most, q.groups)};
+}
 
 void run(const Stream& stream, const AttentionParams& params, const Views& views, const Tensor& lse, bool backward) {
   const HeadView& q = views[kQ];
@@ -365,18 +386,17 @@ void run(const Stream& stream, const AttentionParams& params, const Views& views
                 kAlignment);
   }
   const int64_t samples = q.tokens() / params.sequence_length;
-  int64_t at_once = samples;
-  if (backward) {
-    const int64_t bytes = std::max<int64_t>(verdict_on(params, q, views[kK]).backward_workspace_bytes, 1);
-    at_once = std::clamp<int64_t>(kBackwardWorkspaceBytes / bytes, 1, samples);
-  }
-  for (int64_t sample = 0; sample < samples; sample += at_once) {
-    const int64_t begin = sample * params.sequence_length;
-    const int64_t end = std::min(sample + at_once, samples) * params.sequence_length;
-    Views part;
-    for (size_t operand = 0; operand < operands; ++operand) part[operand] = rows_of(views[operand], begin, end);
-    const Tensor part_lse = lse.rows(begin, end);
-    Call(stream, params, part, part_lse, backward).run();
+  const AtOnce at_once = backward ? backward_at_once(params, q, views[kK]) : AtOnce{samples, q.groups};
+  for (int64_t sample = 0; sample < samples; sample += at_once.samples) {
+    const Range tokens{sample * params.sequence_length,
+                       std::min(sample + at_once.samples, samples) * params.sequence_length};
+    const Tensor part_lse = lse.rows(tokens.begin, tokens.end);
+    for (int64_t group = 0; group < q.groups; group += at_once.groups) {
+      const Range groups{group, std::min(group + at_once.groups, q.groups)};
+      Views part;
+      for (size_t operand = 0; operand < operands; ++operand) part[operand] = part_of(views[operand], tokens, groups);
+      Call(stream, params, part, part_lse, group * q.heads_per_group, backward).run();
+    }
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <string_view>
 #include <type_traits>
 
+#include "core/error.h"
 #include "core/tensor.h"
 
 // What kernels share: elements in storage read and written as float, and sums in a fixed order.
@@ -30,6 +32,11 @@ inline bool is_aligned(std::initializer_list<const void*> pointers, int64_t byte
     if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) != 0) return false;
   }
   return true;
+}
+
+// Error{kFault} otherwise: for kernels whose order of sums, which may not depend on where a tensor lies, wants packs.
+inline void expect_aligned(std::string_view op, std::initializer_list<const void*> pointers, int64_t bytes = 16) {
+  INVAR_CHECK(is_aligned(pointers, bytes), "{}: an operand is not aligned to {} bytes", op, bytes);
 }
 
 __device__ inline float load(float element) {

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "core/exact_sum.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
@@ -47,6 +49,28 @@ struct Add {
   Out* out;
 };
 
+template <int N>
+struct Maximum {
+  struct Values {
+    Pack<float, N> a;
+    Pack<float, N> b;
+  };
+  __device__ void read(int64_t i, Values& values) const {
+    values.a = load_pack<N>(a + i * N);
+    values.b = load_pack<N>(b + i * N);
+  }
+  __device__ void write(int64_t i, const Values& values) const {
+    float larger[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) larger[k] = fmaxf(values.a[k], values.b[k]);
+    store_pack(out + i * N, larger);
+  }
+
+  const float* a;
+  const float* b;
+  float* out;
+};
+
 template <class T, int N>
 struct ScaleBy {
   struct Values {
@@ -67,6 +91,45 @@ struct ScaleBy {
   const T* factor;
   T* x;
 };
+
+constexpr int kExactSumThreads = 256;
+constexpr int kExactSumBlocks = 512;
+
+// The digits of ExactSum::add() for one term; sums of integers have no order.
+__device__ void add_digits(double term, unsigned long long* digits) {
+  constexpr int kPositiveInfinity = ExactSum::kDigits - 3, kNegativeInfinity = kPositiveInfinity + 1,
+                kNotANumber = kNegativeInfinity + 1;
+  const auto bits = static_cast<unsigned long long>(__double_as_longlong(term));
+  const bool negative = bits >> 63 != 0;
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  unsigned long long mantissa = bits & ((1ull << 52) - 1);
+  if (exponent == 0x7ff) {
+    atomicAdd(&digits[mantissa != 0 ? kNotANumber : negative ? kNegativeInfinity : kPositiveInfinity], 1ull);
+    return;
+  }
+  if (exponent != 0) mantissa |= 1ull << 52;
+  const int position = exponent == 0 ? 0 : exponent - 1;
+  const int first = position / 32, shift = position % 32;
+  const unsigned long long low = (mantissa & 0xffff'ffffull) << shift, high = (mantissa >> 32) << shift;
+  const unsigned long long parts[3] = {low & 0xffff'ffffull, (low >> 32) + (high & 0xffff'ffffull), high >> 32};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    if (parts[i] != 0) atomicAdd(&digits[first + i], negative ? 0ull - parts[i] : parts[i]);
+  }
+}
+
+__global__ void __launch_bounds__(kExactSumThreads)
+    exact_sum_kernel(const double* x, int64_t n, unsigned long long* digits) {
+  __shared__ unsigned long long own[ExactSum::kDigits];
+  if (threadIdx.x < ExactSum::kDigits) own[threadIdx.x] = 0;
+  __syncthreads();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kExactSumThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kExactSumThreads + threadIdx.x; i < n; i += step) {
+    add_digits(x[i], own);
+  }
+  __syncthreads();
+  if (threadIdx.x < ExactSum::kDigits && own[threadIdx.x] != 0) atomicAdd(&digits[threadIdx.x], own[threadIdx.x]);
+}
 
 template <class A, class B, class Out>
 void add_elements(const Stream& stream, int64_t n, const A* a, const B* b, Out* out) {
@@ -102,47 +165,57 @@ __device__ Pack<float, 4> load_quad(const float* x, int64_t i, int64_t n) {
   return quad;
 }
 
-// parts[block] = the sum of the block's quads; a thread has a chain for each of the four columns of its quads.
+// parts[row][part] = the sum of a part of the quads of row blockIdx.x; a thread has a chain for each of the four
+// columns of its quads.
 template <bool kAligned, class Accumulate>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts_kernel(const float* x, int64_t n, Accumulate accumulate, double* parts) {
   __shared__ double scratch[kSumThreads / 32];
+  x += blockIdx.x * n;
   double sums[4] = {};
   const int64_t quads = (n + 3) / 4;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kSumThreads;
+  const int64_t stride = static_cast<int64_t>(gridDim.y) * kSumThreads;
 #pragma unroll 4
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x; i < quads; i += stride) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.y) * kSumThreads + threadIdx.x; i < quads; i += stride) {
     const Pack<float, 4> quad = load_quad<kAligned>(x, i, n);
 #pragma unroll
     for (int k = 0; k < 4; ++k) sums[k] = accumulate(quad[k], sums[k]);
   }
   const double total = row_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), scratch);
-  if (threadIdx.x == 0) parts[blockIdx.x] = total;
+  if (threadIdx.x == 0) parts[static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y] = total;
 }
 
-__global__ void __launch_bounds__(kSumThreads) join_parts_kernel(const double* parts, int count, double* total) {
+__global__ void __launch_bounds__(kSumThreads)
+    join_parts_kernel(const double* parts, int count, bool add, double* out) {
   __shared__ double scratch[kSumThreads / 32];
+  parts += static_cast<int64_t>(blockIdx.x) * count;
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kSumThreads) sum += parts[i];
   sum = row_sum(sum, scratch);
-  if (threadIdx.x == 0) *total += sum;
+  if (threadIdx.x == 0) out[blockIdx.x] = add ? out[blockIdx.x] + sum : sum;
+}
+
+template <class Accumulate>
+void sum_rows(const Stream& stream, std::string_view op, const float* x, int64_t rows, int64_t n, Accumulate accumulate,
+              bool add, double* out) {
+  if (rows == 0) return;
+  const int64_t count = std::max<int64_t>(1, sum_parts(n));
+  const bool whole = count == 1 && !add;  // parts are the sums
+  auto* parts = whole ? out : static_cast<double*>(stream.cuda().workspace(rows * count * int64_t{sizeof(double)}));
+  const bool aligned = is_aligned({x}) && (rows == 1 || n % 4 == 0);
+  const auto kernel = aligned ? sum_parts_kernel<true, Accumulate> : sum_parts_kernel<false, Accumulate>;
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(count));
+  kernel<<<grid, kSumThreads, 0, cuda_handle(stream)>>>(x, n, accumulate, parts);
+  check_launch(op);
+  if (whole) return;
+  join_parts_kernel<<<grid.x, kSumThreads, 0, cuda_handle(stream)>>>(parts, static_cast<int>(count), add, out);
+  check_launch(op);
 }
 
 template <class Accumulate>
 void add_total(const Stream& stream, std::string_view op, const Tensor& x, Accumulate accumulate, const Tensor& total) {
-  const int64_t n = x.numel();
-  if (n == 0) return;
-  const auto count = static_cast<int>(sum_parts(n));
-  auto* parts = static_cast<double*>(stream.cuda().workspace(count * static_cast<int64_t>(sizeof(double))));
-  const auto* from = x.data<float>();
-  if (is_aligned({from})) {
-    sum_parts_kernel<true><<<count, kSumThreads, 0, cuda_handle(stream)>>>(from, n, accumulate, parts);
-  } else {
-    sum_parts_kernel<false><<<count, kSumThreads, 0, cuda_handle(stream)>>>(from, n, accumulate, parts);
-  }
-  check_launch(op);
-  join_parts_kernel<<<1, kSumThreads, 0, cuda_handle(stream)>>>(parts, count, total.data<double>());
-  check_launch(op);
+  if (x.empty()) return;
+  sum_rows(stream, op, x.data<float>(), 1, x.numel(), accumulate, true, total.data<double>());
 }
 
 }  // namespace
@@ -184,6 +257,16 @@ void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& o
   });
 }
 
+void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out) {
+  const auto *from = a.data<float>(), *other = b.data<float>();
+  auto* to = out.data<float>();
+  for_packs<kVectorWidth<float>>(is_aligned({from, other, to}), out.numel(),
+                                 [&](auto width, int64_t first, int64_t count) {
+                                   const Maximum<width()> operation{from + first, other + first, to + first};
+                                   run_elementwise(stream, "maximum", count, operation);
+                                 });
+}
+
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x) {
   visit_float("scale_by", x.dtype(), [&]<class S>(std::type_identity<S>) {
     using T = Element<S>;
@@ -201,6 +284,24 @@ void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& tot
 
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
   add_total(stream, "add_sum", x, Itself{}, total);
+}
+
+void row_squares(const Stream& stream, const Tensor& x, const Tensor& out) {
+  sum_rows(stream, "row_squares", x.data<float>(), x.dim(0), x.dim(1), Square{}, false, out.data<double>());
+}
+
+void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {
+  check_cuda(cudaMemsetAsync(digits.raw(), 0, static_cast<size_t>(digits.bytes()), cuda_handle(stream)),
+             "cudaMemsetAsync");
+  if (x.empty()) return;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(kExactSumBlocks, ceil_div(x.numel(), kExactSumThreads)));
+  exact_sum_kernel<<<blocks, kExactSumThreads, 0, cuda_handle(stream)>>>(
+      x.data<double>(), x.numel(), reinterpret_cast<unsigned long long*>(digits.data<int64_t>()));
+  check_launch("exact_sum");
+}
+
+void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into) {
+  add_ascending_rows(stream, "add_rows", terms.data<float>(), 1, terms.dim(0), terms.dim(1), into.data<float>());
 }
 
 }  // namespace invar::ops::cuda

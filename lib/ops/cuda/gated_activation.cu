@@ -21,7 +21,7 @@ struct GeluTanh {
 
 template <class Act>
 __device__ float sigmoid(float x) {
-  return __frcp_rn(1.0f + expf(-Act::z(x)));
+  return __frcp_rn(__fadd_rn(1.0f, expf(-Act::z(x))));  // not one with the product that ends expf
 }
 template <class Act>
 __device__ float derivative(float x, float sigmoid) {

@@ -5,15 +5,19 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/format.h"
+#include "core/integer.h"
 #include "device/cuda/cuda_stream.h"
+#include "ops/cuda/matmul_chain.h"
 #include "ops/cuda/operations.h"
 
 // Products through cuBLASLt. An algorithm may be used if it sums over k in one pass: then bits do not depend on how
 // blocks are scheduled. The fastest is looked for by the clock, among those that give the bits of the first: then bits
-// do not depend on the choice either.
+// do not depend on the choice either. On an invariant stream it is one of those that were proved, each on its own
+// shape, to give the bits of the fixed order, or an own kernel for f32: then bits do not depend on the shape.
 namespace invar::ops::cuda {
 namespace {
 
@@ -24,6 +28,7 @@ constexpr double kTunedFlop = 1e9;                  // smaller products take the
 constexpr int64_t kTuningBytes = int64_t{1} << 30;  // of a c that stands in for one that is added to
 constexpr int kTimedRuns = 3;
 constexpr int64_t kCompared = 256 << 10;
+constexpr int64_t kMostAlignment = 256;  // bytes that cuBLASLt looks at
 
 void check_cublas(cublasStatus_t status, std::string_view call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -40,15 +45,19 @@ using Candidates = std::vector<cublasLtMatmulHeuristicResult_t>;
 // What an algorithm is chosen by.
 struct Key {
   int64_t m, n, k;
-  bool transpose_a, transpose_b, accumulate;
+  int64_t stride_a;  // elements from row to row of a as stored
+  bool transpose_a, transpose_b, accumulate, invariant;
   DType in, out;
   uint32_t alignment_a, alignment_b, alignment_c;
 
   auto operator<=>(const Key&) const = default;
 
   double flop() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+  int64_t bytes_c() const { return m * n * size_of(out); }
   std::string describe() const {
-    return format("{} ({}, {}){} x ({}, {}){} -> {}", name_of(in), transpose_a ? k : m, transpose_a ? m : k,
+    const int64_t columns = transpose_a ? m : k;
+    const std::string part = stride_a == columns ? "" : format(" of {} columns", stride_a);
+    return format("{} ({}, {}){}{} x ({}, {}){} -> {}", name_of(in), transpose_a ? k : m, columns, part,
                   transpose_a ? " transposed" : "", transpose_b ? n : k, transpose_b ? k : n,
                   transpose_b ? " transposed" : "", name_of(out));
   }
@@ -66,23 +75,50 @@ struct Plan {
   MatmulDesc desc;
   MatrixLayout a, b, c;
   float beta = 0;
-  cublasLtMatmulAlgo_t algorithm{};
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: by multiply_bf16_in_order()
 };
 
 cudaDataType_t cuda_type(DType dtype) {
   return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// The largest power of two, up to cuBLASLt's 256, that divides the address.
+// The largest power of two, up to kMostAlignment, that divides the address.
 uint32_t alignment_of(const void* pointer) {
   return 1u << std::min(8, std::countr_zero(reinterpret_cast<uintptr_t>(pointer)));
 }
 
-// A row-major (rows, columns) matrix is a column-major (columns, rows) one.
-MatrixLayout make_layout(DType dtype, int64_t rows, int64_t columns) {
+// An address from `pointer` on that has this alignment and no better one, if it is below kMostAlignment.
+std::byte* aligned(std::byte* pointer, uint32_t alignment) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer));
+  return pointer + round_up(address, kMostAlignment) - address + alignment % kMostAlignment;
+}
+
+// Device memory in the order of a stream; null if it cannot be had.
+class Scratch {
+ public:
+  Scratch(cudaStream_t stream, int64_t bytes) : stream_(stream) {
+    if (cudaMallocAsync(&data_, static_cast<size_t>(bytes), stream) == cudaSuccess) return;
+    cudaGetLastError();  // not for the next call to find
+    data_ = nullptr;
+  }
+  ~Scratch() {
+    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  cudaStream_t stream_;
+  void* data_ = nullptr;
+};
+
+// A row-major (rows, columns) matrix is a column-major (columns, rows) one. `stride` elements lie from row to row.
+MatrixLayout make_layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
   check_cublas(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), static_cast<uint64_t>(columns),
-                                          static_cast<uint64_t>(rows), columns),
+                                          static_cast<uint64_t>(rows), stride),
                "cublasLtMatrixLayoutCreate");
   return MatrixLayout(layout);
 }
@@ -102,9 +138,10 @@ Plan make_plan(const Key& key) {
   plan.desc = MatmulDesc(desc);
   set_transpose(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b);
   set_transpose(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a);
-  plan.a = key.transpose_a ? make_layout(key.in, key.k, key.m) : make_layout(key.in, key.m, key.k);
-  plan.b = key.transpose_b ? make_layout(key.in, key.n, key.k) : make_layout(key.in, key.k, key.n);
-  plan.c = make_layout(key.out, key.m, key.n);
+  plan.a = key.transpose_a ? make_layout(key.in, key.k, key.m, key.stride_a)
+                           : make_layout(key.in, key.m, key.k, key.stride_a);
+  plan.b = key.transpose_b ? make_layout(key.in, key.n, key.k, key.k) : make_layout(key.in, key.k, key.n, key.n);
+  plan.c = make_layout(key.out, key.m, key.n, key.n);
   plan.beta = key.accumulate ? 1.0f : 0.0f;
   return plan;
 }
@@ -144,6 +181,19 @@ bool sums_in_one_pass(const cublasLtMatmulAlgo_t& algorithm) {
          attribute_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
+OrderedProduct ordered_product(const Key& key, const Operands& operands) {
+  const auto on_device = [](const void* data, DType dtype, int64_t rows, int64_t columns) {
+    return Tensor(const_cast<void*>(data), dtype, DeviceType::kCuda, {rows, columns});
+  };
+  return {on_device(operands.a, key.in, key.transpose_a ? key.k : key.m, key.stride_a),
+          {0, key.transpose_a ? key.m : key.k},
+          key.transpose_a,
+          key.transpose_b ? on_device(operands.b, key.in, key.n, key.k) : on_device(operands.b, key.in, key.k, key.n),
+          key.transpose_b,
+          on_device(operands.c, key.out, key.m, key.n),
+          key.accumulate};
+}
+
 // The plans of a stream, and the library's handle.
 class MatmulPlans {
  public:
@@ -157,16 +207,17 @@ class MatmulPlans {
     auto found = plans_.find(key);
     if (found == plans_.end()) {
       Plan plan = make_plan(key);
-      const Candidates usable = candidates(key, plan);
-      const bool tuned = usable.size() > 1 && key.flop() >= kTunedFlop;
-      plan.algorithm = tuned ? fastest(key, plan, usable, operands) : usable.front().algo;
+      plan.algorithm = choose(key, plan, operands);
       found = plans_.emplace(key, std::move(plan)).first;
     }
-    const cublasStatus_t status = launch(found->second, found->second.algorithm, operands);
+    if (!found->second.algorithm) return multiply_bf16_in_order(stream_, ordered_product(key, operands));
+    const cublasStatus_t status = launch(found->second, *found->second.algorithm, operands);
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw Error(ErrorKind::kFault,
                 format("matmul {}: cublasLtMatmul: {}", key.describe(), cublasLtGetStatusString(status)));
   }
+
+  int64_t proved() const { return proved_; }
 
  private:
   cublasStatus_t launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& operands) const {
@@ -176,7 +227,7 @@ class MatmulPlans {
                           operands.workspace, size_t{kWorkspaceBytes}, stream_.handle());
   }
 
-  // Best first by cuBLASLt's estimate; at least one.
+  // Best first by cuBLASLt's estimate; at least one, unless the order is fixed.
   Candidates candidates(const Key& key, const Plan& plan) const {
     const Preference preference = make_preference(key);
     Candidates all(kRequested), usable;
@@ -190,53 +241,97 @@ class MatmulPlans {
       const bool fits = candidate.state == CUBLAS_STATUS_SUCCESS && candidate.workspaceSize <= size_t{kWorkspaceBytes};
       if (fits && usable.size() < kCandidates && sums_in_one_pass(candidate.algo)) usable.push_back(candidate);
     }
-    if (!usable.empty()) return usable;
+    if (!usable.empty() || key.invariant) return usable;
     throw Error(ErrorKind::kFault,
                 format("matmul {}, beta {}, aligned to {}, {} and {} bytes: cuBLASLt has no "
                        "algorithm that sums in one pass (of {} it offers)",
                        key.describe(), plan.beta, key.alignment_a, key.alignment_b, key.alignment_c, count));
   }
 
-  // By the clock, once. A c that is only written may be written several times; one that is added to is stood in for,
-  // and if that is too large, nothing is measured.
-  cublasLtMatmulAlgo_t fastest(const Key& key, const Plan& plan, const Candidates& usable, Operands operands) const {
-    void* stand_in = nullptr;
-    if (key.accumulate) {
-      const int64_t bytes = key.m * key.n * size_of(key.out);
-      if (bytes > kTuningBytes) return usable.front().algo;
-      if (cudaMallocAsync(&stand_in, static_cast<size_t>(bytes), stream_.handle()) != cudaSuccess) {
-        cudaGetLastError();  // not for the next call to find
-        return usable.front().algo;
-      }
-      operands.c = stand_in;
-    }
-    size_t best = 0;
-    float least = INFINITY;
-    std::vector<std::byte> expected;
-    for (size_t i = 0; i < usable.size(); ++i) {
-      if (stand_in != nullptr) clear(stand_in, key);
-      if (launch(plan, usable[i].algo, operands) != CUBLAS_STATUS_SUCCESS) continue;
-      const std::vector<std::byte> bits = both_ends(operands.c, key);
-      if (expected.empty()) expected = bits;
-      if (bits != expected) continue;
-      const float time = milliseconds(plan, usable[i].algo, operands);
-      if (time < least) {
-        least = time;
-        best = i;
-      }
-    }
-    if (stand_in != nullptr) check_cuda(cudaFreeAsync(stand_in, stream_.handle()), "cudaFreeAsync");
-    return usable[best].algo;
+  std::optional<cublasLtMatmulAlgo_t> choose(const Key& key, const Plan& plan, const Operands& operands) {
+    const Candidates usable = candidates(key, plan);
+    const bool timed = usable.size() > 1 && key.flop() >= kTunedFlop;
+    if (key.invariant) return usable.empty() ? std::nullopt : proved(key, plan, usable, timed, operands);
+    return timed ? fastest_agreeing(key, plan, usable, operands) : usable.front().algo;
   }
 
-  void clear(void* c, const Key& key) const {
-    const auto bytes = static_cast<size_t>(key.m * key.n * size_of(key.out));
-    check_cuda(cudaMemsetAsync(c, 0, bytes, stream_.handle()), "cudaMemsetAsync");
+  // Of those that are right(algorithm), which runs it once, the fastest by the clock, or the first if not timed.
+  template <class Right>
+  std::optional<cublasLtMatmulAlgo_t> fastest(const Plan& plan, const Candidates& usable, bool timed,
+                                              const Operands& operands, Right&& right) const {
+    std::optional<cublasLtMatmulAlgo_t> best;
+    float least = INFINITY;
+    for (const auto& candidate : usable) {
+      if (!right(candidate.algo)) continue;
+      if (!timed) return candidate.algo;
+      const float time = milliseconds(plan, candidate.algo, operands);
+      if (time < least) {
+        least = time;
+        best = candidate.algo;
+      }
+    }
+    return best;
+  }
+
+  // The fastest of those that give the bits of the first. A c that is only written may be written several times; one
+  // that is added to is stood in for, and if that is too large, nothing is measured.
+  cublasLtMatmulAlgo_t fastest_agreeing(const Key& key, const Plan& plan, const Candidates& usable,
+                                        Operands operands) const {
+    std::optional<Scratch> stand_in;
+    if (key.accumulate) {
+      if (key.bytes_c() > kTuningBytes) return usable.front().algo;
+      stand_in.emplace(stream_.handle(), key.bytes_c());
+      if (stand_in->data() == nullptr) return usable.front().algo;
+      operands.c = stand_in->data();
+    }
+    std::vector<std::byte> expected;
+    const auto agrees = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      if (key.accumulate) fill(operands.c, 0, key);
+      if (launch(plan, algorithm, operands) != CUBLAS_STATUS_SUCCESS) return false;
+      const std::vector<std::byte> bits = both_ends(operands.c, key);
+      if (expected.empty()) expected = bits;
+      return bits == expected;
+    };
+    return fastest(plan, usable, true, operands, agrees).value_or(usable.front().algo);
+  }
+
+  // The fastest of those that give the bits of the fixed order, on operands made for the proof, of the plan's shape,
+  // row strides and alignment; none if no one does. A c that is only written serves itself.
+  std::optional<cublasLtMatmulAlgo_t> proved(const Key& key, const Plan& plan, const Candidates& usable, bool timed,
+                                             Operands operands) {
+    const int64_t rows_a = key.transpose_a ? key.k : key.m;
+    const int64_t bytes_a = rows_a * key.stride_a * size_of(key.in), bytes_b = key.k * key.n * size_of(key.in);
+    const int64_t bytes = bytes_a + bytes_b + (key.accumulate ? key.bytes_c() : 0) + 6 * kMostAlignment;
+    const Scratch scratch(stream_.handle(), bytes);
+    if (scratch.data() == nullptr) {
+      throw Error(ErrorKind::kFault,
+                  format("out of GPU memory: {} MiB to prove that matmul {} sums in the order of invariant numerics",
+                         bytes >> 20, key.describe()),
+                  "use a smaller micro-batch or more ranks");
+    }
+    auto* a = aligned(scratch.data(), key.alignment_a);
+    auto* b = aligned(a + bytes_a, key.alignment_b);
+    operands.a = a;
+    operands.b = b;
+    if (key.accumulate) operands.c = aligned(b + bytes_b, key.alignment_c);
+    const OrderedProduct product = ordered_product(key, operands);
+    const auto in_order = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      fill(operands.c, 0xff, key);  // NaN: what is not written shows
+      fill_for_comparison(stream_, product);
+      return launch(plan, algorithm, operands) == CUBLAS_STATUS_SUCCESS && count_out_of_order(stream_, product) == 0;
+    };
+    const auto found = fastest(plan, usable, timed, operands, in_order);
+    if (found) ++proved_;
+    return found;
+  }
+
+  void fill(void* c, int byte, const Key& key) const {
+    check_cuda(cudaMemsetAsync(c, byte, static_cast<size_t>(key.bytes_c()), stream_.handle()), "cudaMemsetAsync");
   }
 
   // The first and the last kCompared bytes of c: an algorithm that sums otherwise differs almost everywhere.
   std::vector<std::byte> both_ends(const void* c, const Key& key) const {
-    const int64_t bytes = key.m * key.n * size_of(key.out);
+    const int64_t bytes = key.bytes_c();
     const auto part = static_cast<size_t>(std::min(kCompared, bytes));
     std::vector<std::byte> ends(2 * part);
     const auto* from = static_cast<const std::byte*>(c);
@@ -268,21 +363,26 @@ class MatmulPlans {
   CudaStream& stream_;
   Handle handle_;
   std::map<Key, Plan> plans_;
+  int64_t proved_ = 0;
 };
 
 }  // namespace
 
-void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b,
-            const Tensor& c, float beta) {
+void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
+            Transpose transpose_b, const Tensor& c, float beta) {
   if (c.empty()) return;
   const bool ta = transpose_a == Transpose::kYes;
-  const int64_t k = a.dim(ta ? 0 : 1);
+  const int64_t k = ta ? a.dim(0) : columns.size();
   if (k == 0) {
     if (beta != 0.0f) return;
     check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<size_t>(c.bytes()), cuda_handle(stream)), "cudaMemsetAsync");
     return;
   }
   CudaStream& cuda = stream.cuda();
+  if (stream.invariant() && a.dtype() == DType::kF32) {
+    return multiply_f32_in_order(cuda, {a, columns, ta, b, transpose_b == Transpose::kYes, c, beta != 0.0f});
+  }
+  const void* first = static_cast<const std::byte*>(a.raw()) + columns.begin * size_of(a.dtype());
   // cuBLASLt has no product of f32 in bf16: it is made in f32, which rounds as exactly.
   const bool narrowed = a.dtype() == DType::kF32 && c.dtype() == DType::kBF16;
   auto* workspace = static_cast<std::byte*>(cuda.workspace(kWorkspaceBytes + (narrowed ? c.numel() * 4 : 0)));
@@ -290,16 +390,22 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
   const Key key{c.dim(0),
                 c.dim(1),
                 k,
+                a.dim(1),
                 ta,
                 transpose_b == Transpose::kYes,
                 beta != 0.0f,
+                stream.invariant(),
                 a.dtype(),
                 product.dtype(),
-                alignment_of(a.raw()),
+                alignment_of(first),
                 alignment_of(b.raw()),
                 alignment_of(product.raw())};
-  cuda.attachment<MatmulPlans>().run(key, {a.raw(), b.raw(), product.raw(), workspace});
+  cuda.attachment<MatmulPlans>().run(key, {first, b.raw(), product.raw(), workspace});
   if (narrowed) copy(stream, product, c);
+}
+
+int64_t proved_products(const Stream& stream) {
+  return stream.cuda().attachment<MatmulPlans>().proved();
 }
 
 }  // namespace invar::ops::cuda

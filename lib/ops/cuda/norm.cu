@@ -8,8 +8,8 @@
 #include "ops/dispatch.h"
 
 // A row stays in registers between its sum and what is written: threadIdx.x walks a row in packs of 16 bytes,
-// threadIdx.y the rows of a block. Rows that are not whole packs, not aligned or very wide take the plain kernels,
-// which read a row twice.
+// threadIdx.y the rows of a block. Rows that are not whole packs or very wide take the plain kernels, which read a row
+// twice and sum it in another order: the width alone decides.
 namespace invar::ops::cuda {
 namespace {
 
@@ -36,8 +36,8 @@ struct BackwardArgs {
   const T* weight;
   const float* rstd;
   T* d_x;
-  float* partials;  // (gridDim.x, width)
-  int64_t tokens;
+  float* partials;  // (gridDim.x, gridDim.y, width)
+  int64_t run;      // tokens of a sum of d_weight
   int width;
 };
 
@@ -139,6 +139,13 @@ __device__ void write_partials(float (&terms)[kPacks][kWidth], int width, float*
   }
 }
 
+// The block's row of partial sums of d_weight.
+template <class T>
+__device__ float* own_partials(const BackwardArgs<T>& args) {
+  return args.partials + (static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * args.width;
+}
+
+// A run of tokens has the blocks (blockIdx.x, *), which share its rows.
 template <class T, int kPacks, bool kAdd>
 __global__ void __launch_bounds__(kMostRowThreads) rms_norm_backward_kernel(BackwardArgs<T> args) {
   constexpr int kWidth = kVectorWidth<T>;
@@ -151,11 +158,12 @@ __global__ void __launch_bounds__(kMostRowThreads) rms_norm_backward_kernel(Back
     if (column(p) < args.width) weight[p] = load_pack<kWidth>(args.weight + column(p));
   }
   int parity = 0;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.y; first < args.tokens; first += stride) {
+  const int64_t begin = blockIdx.x * args.run;
+  const int64_t end = begin + args.run;
+  for (int64_t first = begin + blockIdx.y * blockDim.y; first < end; first += gridDim.y * blockDim.y) {
     const int64_t row = first + threadIdx.y;
     const int64_t start = row * args.width;
-    const bool valid = row < args.tokens;
+    const bool valid = row < end;
     Pack<T, kWidth> d_y[kPacks] = {};
     Pack<T, kWidth> x[kPacks] = {};
     Pack<T, kWidth> before[kPacks] = {};
@@ -190,17 +198,19 @@ __global__ void __launch_bounds__(kMostRowThreads) rms_norm_backward_kernel(Back
       if (valid && column(p) < args.width) store_pack(args.d_x + start + column(p), d_x);
     }
   }
-  write_partials(terms, args.width, args.partials + static_cast<int64_t>(blockIdx.x) * args.width);
+  write_partials(terms, args.width, own_partials(args));
 }
 
 template <class T>
 __global__ void __launch_bounds__(kPlainThreads) plain_rms_norm_backward_kernel(BackwardArgs<T> args, bool add) {
   __shared__ float scratch[2][kPlainThreads / 32];
-  float* terms = args.partials + static_cast<int64_t>(blockIdx.x) * args.width;
+  float* terms = own_partials(args);
   const auto first = static_cast<int>(threadIdx.x);
   for (int c = first; c < args.width; c += kPlainThreads) terms[c] = 0;
   int parity = 0;
-  for (int64_t row = blockIdx.x; row < args.tokens; row += gridDim.x) {
+  const int64_t begin = blockIdx.x * args.run;
+  const int64_t end = begin + args.run;
+  for (int64_t row = begin + blockIdx.y; row < end; row += gridDim.y) {
     const T* d_y = args.d_y + row * args.width;
     const T* x = args.x + row * args.width;
     T* d_x = args.d_x + row * args.width;
@@ -221,11 +231,13 @@ __global__ void __launch_bounds__(kPlainThreads) plain_rms_norm_backward_kernel(
   }
 }
 
-// The shape of rows that can be read in packs; no threads if they cannot.
+// The shape of rows that are read in packs; no threads if they are not.
 template <class T>
-RowShape packed_shape(int64_t width, std::initializer_list<const void*> rows) {
-  const bool packed = width % kVectorWidth<T> == 0 && is_aligned(rows);
-  return packed ? row_shape(width / kVectorWidth<T>) : RowShape{};
+RowShape packed_shape(std::string_view op, int64_t width, std::initializer_list<const void*> rows) {
+  if (width % kVectorWidth<T> != 0) return {};
+  const RowShape shape = row_shape(width / kVectorWidth<T>);
+  if (shape.threads > 0) expect_aligned(op, rows);
+  return shape;
 }
 
 // f(constant): the packs of a thread.
@@ -239,7 +251,7 @@ void visit_packs(int packs, F&& f) {
 template <bool kAdd, class T>
 void run_forward(const Stream& stream, std::string_view op, const ForwardArgs<T>& args) {
   if (args.tokens == 0) return;
-  const RowShape shape = packed_shape<T>(args.width, {args.a, args.b, args.sum, args.weight, args.y});
+  const RowShape shape = packed_shape<T>(op, args.width, {args.a, args.b, args.sum, args.weight, args.y});
   if (shape.threads == 0) {
     plain_rms_norm_forward_kernel<T, kAdd>
         <<<static_cast<unsigned>(args.tokens), kPlainThreads, 0, cuda_handle(stream)>>>(args);
@@ -253,23 +265,27 @@ void run_forward(const Stream& stream, std::string_view op, const ForwardArgs<T>
   check_launch(op);
 }
 
-// Blocks that share the tokens, of so many threads and rows: enough to fill a GPU, few enough that their partial sums
-// are little beside the rows.
-int64_t count_blocks(int64_t tokens, int threads, int rows) {
-  constexpr int64_t kThreads = 528 * 128;
-  return std::min(ceil_div(tokens, rows), kThreads / threads);
+// Blocks that share a run of tokens, of so many threads and rows: enough to fill a GPU, few enough that their partial
+// sums are little beside the rows. A short run is one of many, which fill it together. It depends on the run alone, as
+// the bits of its sum do.
+int64_t count_blocks(int64_t run, int threads, int rows) {
+  constexpr int64_t kThreads = 528 * 128, kShortRun = 512, kShortPart = 16;
+  if (run <= kShortRun) return ceil_div(run, std::max<int64_t>(rows, kShortPart));
+  return std::min(ceil_div(run, rows), kThreads / threads);
 }
 
 template <class T>
-void run_backward(const Stream& stream, std::string_view op, BackwardArgs<T> args, Write write, float* d_weight) {
-  if (args.tokens == 0) return;
-  const RowShape shape = packed_shape<T>(args.width, {args.d_y, args.x, args.weight, args.d_x});
+void run_backward(const Stream& stream, std::string_view op, BackwardArgs<T> args, Write write,
+                  const Tensor& d_weight) {
+  if (args.run == 0) return;
+  const RowShape shape = packed_shape<T>(op, args.width, {args.d_y, args.x, args.weight, args.d_x});
   const bool packed = shape.threads > 0;
-  const int64_t blocks = packed ? count_blocks(args.tokens, shape.threads * shape.rows, shape.rows)
-                                : count_blocks(args.tokens, kPlainThreads, 1);
+  const int64_t runs = d_weight.dim(0);
+  const int64_t blocks = packed ? count_blocks(args.run, shape.threads * shape.rows, shape.rows)
+                                : count_blocks(args.run, kPlainThreads, 1);
   const int64_t row_bytes = args.width * static_cast<int64_t>(sizeof(float));
-  args.partials = static_cast<float*>(stream.cuda().workspace(blocks * row_bytes));
-  const auto grid = static_cast<unsigned>(blocks);
+  args.partials = static_cast<float*>(stream.cuda().workspace(runs * blocks * row_bytes));
+  const dim3 grid(static_cast<unsigned>(runs), static_cast<unsigned>(blocks));
   if (packed) {
     const size_t shared = shape.rows > 1 ? static_cast<size_t>(row_bytes) : 0;
     const dim3 block(shape.threads, shape.rows);
@@ -284,7 +300,7 @@ void run_backward(const Stream& stream, std::string_view op, BackwardArgs<T> arg
     plain_rms_norm_backward_kernel<<<grid, kPlainThreads, 0, cuda_handle(stream)>>>(args, write == Write::kAdd);
   }
   check_launch(op);
-  add_column_sums(stream, op, args.partials, blocks, args.width, d_weight);
+  add_column_sums(stream, op, args.partials, runs, blocks, args.width, d_weight.data<float>());
 }
 
 }  // namespace
@@ -311,9 +327,9 @@ void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x,
                        const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight) {
   visit_float("rms_norm_backward", x.dtype(), [&]<class T>(std::type_identity<T>) {
     const BackwardArgs<Element<T>> args{
-        elements<T>(d_y), elements<T>(x), elements<T>(weight),       rstd.data<float>(), elements<T>(d_x),
-        nullptr,          x.dim(0),       static_cast<int>(x.dim(1))};
-    run_backward(stream, "rms_norm_backward", args, write, d_weight.data<float>());
+        elements<T>(d_y), elements<T>(x), elements<T>(weight),        rstd.data<float>(),
+        elements<T>(d_x), nullptr,        x.dim(0) / d_weight.dim(0), static_cast<int>(x.dim(1))};
+    run_backward(stream, "rms_norm_backward", args, write, d_weight);
   });
 }
 

@@ -14,15 +14,19 @@
 
 // Every operation on a GPU: the functions of ops/, after their checks. Operands are on the stream's device; work is
 // queued and not waited for. Everything is deterministic: no atomics on floats, and the order of a sum depends on
-// shapes alone.
+// shapes alone where buffers are aligned to 16 bytes, as those of arenas are.
 namespace invar::ops::cuda {
 
 void zero(const Stream& stream, const Tensor& x);
 void copy(const Stream& stream, const Tensor& from, const Tensor& to);
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
+void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x);
 void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total);
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
+void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
+void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits);
+void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into);
 
 void adamw_update(const Stream& stream, const AdamWParams& params, const Tensor& parameter, const Tensor& gradient,
                   const Tensor& exp_avg, const Tensor& exp_avg_sq, const Tensor& value);
@@ -55,28 +59,31 @@ void gate_forward(const Stream& stream, Activation activation, const Tensor& gat
 void gate_backward(const Stream& stream, Activation activation, const Tensor& d_out, const Tensor& gate,
                    const Tensor& value, const Tensor& d_gate, const Tensor& d_value);
 
-void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b,
-            const Tensor& c, float beta);
+// Of the columns of a as stored only `columns` are there.
+void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
+            Transpose transpose_b, const Tensor& c, float beta);
+int64_t proved_products(const Stream& stream);
 
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
                       const Tensor& rstd);
 void add_rms_norm_forward(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& weight, float eps,
                           const Tensor& sum, const Tensor& y, const Tensor& rstd);
 void rms_norm_backward(const Stream& stream, const Tensor& d_y, const Tensor& x, const Tensor& weight,
-                       const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight);
+                       const Tensor& rstd, Write write, const Tensor& d_x, const Tensor& d_weight);  // (blocks, C)
 void head_norm_rope_forward(const Stream& stream, const HeadNormRope& params, const HeadView& in, const HeadView& out);
 void head_norm_rope_backward(const Stream& stream, const HeadNormRope& params, const HeadView& d_out,
                              const HeadView& in, Write write, const HeadView& d_in, const Tensor& d_weight);
 
 void per_layer_squares(const Stream& stream, const PerLayerInputParams& params, const Tensor& projected,
-                       const Tensor& squares);
+                       const Tensor& squares, std::span<const Range> leaves);  // one for all, if the caller has none
 void per_layer_input_forward(const Stream& stream, const PerLayerInputParams& params,
                              const PerLayerProjection& projection, const Tensor& looked_up, const Tensor& inputs);
 void per_layer_dots(const Stream& stream, const PerLayerInputParams& params, const PerLayerProjection& projection,
-                    const Tensor& d_inputs, const Tensor& dots);
+                    const Tensor& d_inputs, const Tensor& dots, std::span<const Range> leaves);
 void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& params,
                               const PerLayerProjection& projection, const Tensor& d_inputs, const Tensor& dots,
-                              const Tensor& d_projected, const Tensor& d_looked_up, const Tensor& d_weight);
+                              const Tensor& d_projected, const Tensor& d_looked_up,
+                              const Tensor& d_weight);  // (blocks, w)
 
 // depth: the most values on the program's stack.
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);

@@ -17,6 +17,9 @@ void copy(const Stream&, const Tensor&, const Tensor&) {
 void add(const Stream&, const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }
+void maximum(const Stream&, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
 void scale_by(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
@@ -24,6 +27,15 @@ void add_sum_of_squares(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
 void add_sum(const Stream&, const Tensor&, const Tensor&) {
+  refuse();
+}
+void row_squares(const Stream&, const Tensor&, const Tensor&) {
+  refuse();
+}
+void exact_sum(const Stream&, const Tensor&, const Tensor&) {
+  refuse();
+}
+void add_rows(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
 void adamw_update(const Stream&, const AdamWParams&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -75,7 +87,10 @@ void gate_backward(const Stream&, Activation, const Tensor&, const Tensor&, cons
                    const Tensor&) {
   refuse();
 }
-void matmul(const Stream&, const Tensor&, Transpose, const Tensor&, Transpose, const Tensor&, float) {
+void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float) {
+  refuse();
+}
+int64_t proved_products(const Stream&) {
   refuse();
 }
 void rms_norm_forward(const Stream&, const Tensor&, const Tensor&, float, const Tensor&, const Tensor&) {
@@ -96,15 +111,16 @@ void head_norm_rope_backward(const Stream&, const HeadNormRope&, const HeadView&
                              const HeadView&, const Tensor&) {
   refuse();
 }
-void per_layer_squares(const Stream&, const PerLayerInputParams&, const Tensor&, const Tensor&) {
+void per_layer_squares(const Stream&, const PerLayerInputParams&, const Tensor&, const Tensor&,
+                       std::span<const Range>) {
   refuse();
 }
 void per_layer_input_forward(const Stream&, const PerLayerInputParams&, const PerLayerProjection&, const Tensor&,
                              const Tensor&) {
   refuse();
 }
-void per_layer_dots(const Stream&, const PerLayerInputParams&, const PerLayerProjection&, const Tensor&,
-                    const Tensor&) {
+void per_layer_dots(const Stream&, const PerLayerInputParams&, const PerLayerProjection&, const Tensor&, const Tensor&,
+                    std::span<const Range>) {
   refuse();
 }
 void per_layer_input_backward(const Stream&, const PerLayerInputParams&, const PerLayerProjection&, const Tensor&,

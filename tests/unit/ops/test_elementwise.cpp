@@ -1,4 +1,5 @@
 #include <numeric>
+#include <span>
 
 #include "host_tensor.h"
 #include "ops/cpu/parallel.h"
@@ -161,6 +162,74 @@ TEST_CASE("sum and sum_of_squares keep their order for any number of threads") {
   }
 }
 
+TEST_CASE("row_squares is each row's sum of squares, in the order of the row's length") {
+  const int64_t columns = GENERATE(int64_t{1}, int64_t{17}, int64_t{4096}, kSumBlock + 5), rows = 9;
+  Values values = random_values(rows * columns, 1);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(values[i], static_cast<int>(i % 9) * 7);
+  const HostTensor x(DType::kF32, {rows, columns}, values);
+  const auto run = [&](int threads, int64_t begin) {
+    Values out(static_cast<size_t>(rows - begin), -1.0);
+    row_squares(Stream(DeviceType::kCpu, threads), x.tensor().rows(begin, rows), view_of(out));
+    return out;
+  };
+  const Values sums = run(1, 0), of_last = run(1, rows - 1);
+  CHECK(run(5, 0) == sums);
+  CHECK(of_last[0] == sums.back());
+  for (int64_t row = 0; row < rows; ++row) {
+    Values squares;
+    for (int64_t i = 0; i < columns; ++i) squares.push_back(std::pow(x[static_cast<size_t>(row * columns + i)], 2));
+    CHECK(sums[static_cast<size_t>(row)] == sum_in_order(squares));
+    CHECK(sums[static_cast<size_t>(row)] == sum_of_squares(kCpu, x.tensor().rows(row, row + 1)));
+    if (columns == 4096) CHECK(std::accumulate(squares.begin(), squares.end(), 0.0) != sum_in_order(squares));
+  }
+}
+
+TEST_CASE("exact_sum has the digits of ExactSum") {
+  Values values = random_values(1000, 3);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(values[i], static_cast<int>(i % 5) * 8);
+  ExactSum expected;
+  for (const double value : values) expected.add(value);
+  std::vector<int64_t> digits(ExactSum::kDigits, 7);
+  exact_sum(kCpu, view_of(values), view_of(digits));
+  CHECK(ExactSum::of_digits(std::span<const int64_t, ExactSum::kDigits>(digits)).value() == expected.value());
+  CHECK(std::accumulate(values.begin(), values.end(), 0.0) != expected.value());
+}
+
+TEST_CASE("maximum takes the larger of each pair") {
+  const HostTensor a = random_tensor(DType::kF32, {1003}, 1), b = random_tensor(DType::kF32, {1003}, 2);
+  HostTensor out(DType::kF32, {1003});
+  maximum(kCpu, a, b, out);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == std::max(a[i], b[i]));
+  maximum(kCpu, a, b, a);
+  CHECK(a.same_bits(out));
+}
+
+TEST_CASE("add_rows adds the sum of the rows, made in ascending order") {
+  const int64_t rows = GENERATE(1, 2, 3, 17), columns = GENERATE(1, 255, 1030, 20000);
+  const HostTensor terms = random_tensor(DType::kF32, {rows, columns}, 1);
+  const HostTensor before = random_tensor(DType::kF32, {columns}, 2);
+  HostTensor expected = before, descending = before, chained = before;
+  for (size_t c = 0; c < before.size(); ++c) {
+    const auto term = [&](int64_t row) { return static_cast<float>(terms[static_cast<size_t>(row * columns) + c]); };
+    auto chain = static_cast<float>(before[c]);
+    float up = term(0), down = term(rows - 1);
+    for (int64_t row = 0; row < rows; ++row) chain += term(row);
+    for (int64_t row = 1; row < rows; ++row) up += term(row);
+    for (int64_t row = rows - 1; row > 0; --row) down += term(row - 1);
+    expected.set(c, static_cast<double>(static_cast<float>(before[c]) + up));
+    descending.set(c, static_cast<double>(static_cast<float>(before[c]) + down));
+    chained.set(c, static_cast<double>(chain));
+  }
+  for (const int threads : {1, 2, 3}) {
+    HostTensor into = before;
+    add_rows(Stream(DeviceType::kCpu, threads), terms, into);
+    CHECK(into.same_bits(expected));
+  }
+  if (columns < 255) return;
+  CHECK(descending.same_bits(expected) == (rows < 3));
+  CHECK(chained.same_bits(expected) == (rows == 1));
+}
+
 TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   const HostTensor none(DType::kF32, {0}), x(DType::kF32, {4}), y(DType::kF32, {2, 2}), ints(DType::kI32, {4});
   zero(kCpu, none);
@@ -170,7 +239,13 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(sum(kCpu, none) == 0);
   CHECK(sum_of_squares(kCpu, none) == 0);
 
+  Values no_squares(2, 1.0);
+  row_squares(kCpu, HostTensor(DType::kF32, {2, 0}), view_of(no_squares));
+  CHECK(no_squares == Values(2, 0.0));
+
   const Tensor meta = x.on(DeviceType::kMeta);
+  add_rows(kMeta, y.on(DeviceType::kMeta), HostTensor(DType::kF32, {2}).on(DeviceType::kMeta));
+  row_squares(kMeta, y.on(DeviceType::kMeta), HostTensor(DType::kF64, {2}).on(DeviceType::kMeta));
   zero(kMeta, meta);
   copy(kMeta, meta, meta);
   add(kMeta, meta, meta, meta);
@@ -190,6 +265,16 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault, [&] { scale_by(kCpu, int_factor, ints); }),
                  "scale_by: no kernel for i32"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { sum(kCpu, ints); }), "sum: x is i32 (4), expected f32"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, x, x); }), "row_squares: x is f32 (4)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, y, x); }),
+                 "row_squares: out is f32 (4), expected f64 (2)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { add_rows(kCpu, y, x); }),
+                 "add_rows: into is f32 (4), expected f32 (2)"));
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              add_rows(kCpu, HostTensor(DType::kF32, {0, 4}), x);
+                            }),
+                 "add_rows: terms is f32 (0, 4), expected f32 of one row or more"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(kMeta, x); }), "on cpu, but the stream is on meta"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(Stream(DeviceType::kCuda), x.on(DeviceType::kCuda)); }),
                  "built without CUDA"));

@@ -265,6 +265,37 @@ TEST_CASE("head_norm_rope: a document in a sample has the bits that it has alone
   CHECK(contains(fault(), "i32 (10) on meta"));
 }
 
+TEST_CASE("head_norm_rope: the gradient of a head and a run of tokens has the bits that it has alone") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t blocks = GENERATE(1, 3, 12), tokens = 12, head_dim = 36, run = tokens / blocks;
+  HeadCase c(dtype, tokens, head_dim, true);
+  const HeadNormRope params = c.params(4, true, false);
+  const HeadView all = c.view(c.in);
+  const HostTensor before = random_tensor(DType::kF32, {all.heads(), blocks, head_dim}, 6);
+  HostTensor together = before, two = before, alone = before, swapped = before, d_in = c.out, d_alone = c.out;
+  head_norm_rope_backward(kCpu, params, c.view(c.d_out), all, Write::kSet, c.view(d_in), together);
+  head_norm_rope_backward(kTwoThreads, params, c.view(c.d_out), all, Write::kSet, c.view(d_in), two);
+  // One head and the tokens of a range, as if there were no others.
+  const auto add_part = [&](int64_t head, Range part, const Tensor& d_weight) {
+    const auto view = [&](const HostTensor& buffer) {
+      return HeadView{buffer.tensor().rows(part.begin, part.end), 1, 1, head_dim, 0, all.index(0, head)};
+    };
+    head_norm_rope_backward(kCpu, params, view(c.d_out), view(c.in), Write::kSet, view(d_alone), d_weight);
+  };
+  for (int64_t sum = 0; sum < all.heads() * blocks; ++sum) {
+    const auto row_of = [&](const HostTensor& sums) {
+      return sums.tensor().view({all.heads() * blocks, head_dim}).rows(sum, sum + 1);
+    };
+    const int64_t head = sum / blocks, begin = sum % blocks * run, end = begin + run;
+    add_part(head, {begin, end}, row_of(alone).view({head_dim}));
+    for (int64_t t = end; t-- > begin;) add_part(head, {t, t + 1}, row_of(swapped).view({1, 1, head_dim}));
+  }
+  CHECK(two.same_bits(together));
+  CHECK(together.same_bits(alone));
+  CHECK(d_in.same_bits(d_alone));
+  CHECK(swapped.same_bits(alone) == (run == 1));
+}
+
 // More rows than one block of the kernel.
 TEST_CASE("head_norm_rope: two threads, and tokens in ascending order") {
   const Write write = GENERATE(Write::kSet, Write::kAdd);
@@ -342,6 +373,12 @@ TEST_CASE("head_norm_rope of no tokens, on meta, and of wrong operands") {
   CHECK(contains(backward(true, c.view(c.d_out), c.cos), "d_weight is"));
   CHECK(contains(backward(true, c.view(c.d_out), Tensor()), "a weight and its gradient come together"));
   CHECK(contains(backward(false, c.view(c.d_out), c.d_weight), "a weight and its gradient come together"));
+  const HostTensor three(DType::kF32, {6, 3, 8}), no_blocks(DType::kF32, {6, 0, 8}),
+      fewer_heads(DType::kF32, {3, 2, 8});
+  CHECK(
+      contains(backward(true, c.view(c.d_out), three), "head_norm_rope_backward: d_weight has 3 blocks for 4 tokens"));
+  CHECK(contains(backward(true, c.view(c.d_out), no_blocks), "0 blocks for 4 tokens"));
+  CHECK(contains(backward(true, c.view(c.d_out), fewer_heads), "d_weight is f32 (3, 2, 8), expected f32 (6, 2, 8)"));
 }
 
 }  // namespace

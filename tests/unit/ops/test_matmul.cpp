@@ -92,8 +92,8 @@ Matrix<Out> product(Size size, const Matrix<In>& a, const Matrix<In>& b, bool ta
   const Matrix<In> stored_a = ta ? transposed(a, size.m, size.k) : a;
   const Matrix<In> stored_b = tb ? transposed(b, size.k, size.n) : b;
   Matrix<Out> out = c ? *c : Matrix<Out>(static_cast<size_t>(size.m * size.n), static_cast<Out>(NAN));
-  ops::cpu::gemm(size.m, size.n, size.k, stored_a.data(), ta, stored_b.data(), tb, out.data(), c != nullptr, threads,
-                 isa);
+  ops::cpu::gemm(size.m, size.n, size.k, stored_a.data(), ta ? size.m : size.k, ta, stored_b.data(), tb, out.data(),
+                 c != nullptr, threads, isa);
   return out;
 }
 
@@ -205,7 +205,7 @@ TEST_CASE("a part of the product computed alone has the same bits", "[matmul]") 
   for (const auto& [row, rows, col, cols] : std::vector<std::array<int64_t, 4>>{
            {0, 1, 0, 1}, {60, 1, 149, 1}, {7, 14, 5, 32}, {13, 30, 31, 70}, {1, 60, 100, 50}, {5, 3, 1, 149}}) {
     Matrix<float> out(static_cast<size_t>(rows * cols));
-    ops::cpu::gemm(rows, cols, size.k, a.data() + row * size.k, false, b_transposed.data() + col * size.k, true,
+    ops::cpu::gemm(rows, cols, size.k, a.data() + row * size.k, size.k, false, b_transposed.data() + col * size.k, true,
                    out.data(), false, 1);
     Matrix<float> expected;
     for (int64_t i = row; i < row + rows; ++i) {
@@ -238,10 +238,48 @@ TEST_CASE("a sum cut in two along k has other bits", "[matmul]") {
   const auto whole = product<float>(size, a, b);
   Matrix<float> halves(whole.size());
   const int64_t half = size.k / 2;
-  ops::cpu::gemm(size.m, size.n, half, a_transposed.data(), true, b.data(), false, halves.data(), false, 1);
-  ops::cpu::gemm(size.m, size.n, size.k - half, a_transposed.data() + half * size.m, true, b.data() + half * size.n,
-                 false, halves.data(), true, 1);
+  ops::cpu::gemm(size.m, size.n, half, a_transposed.data(), size.m, true, b.data(), false, halves.data(), false, 1);
+  ops::cpu::gemm(size.m, size.n, size.k - half, a_transposed.data() + half * size.m, size.m, true,
+                 b.data() + half * size.n, false, halves.data(), true, 1);
   CHECK(differing_bits(halves, whole) > size.m * size.n / 4);
+}
+
+TEMPLATE_TEST_CASE("columns of a matrix multiply as a copy of them", "[matmul]", float, BF16) {
+  struct Part {
+    int64_t m, n, stored;
+    Range columns;
+  };
+  const Part part = GENERATE(values<Part>({{1, 1, 3, {1, 2}},
+                                           {5, 7, 9, {0, 9}},
+                                           {13, 31, 33, {3, 30}},
+                                           {29, 33, 700, {259, 700}},
+                                           {61, 65, 1100, {0, 515}},
+                                           {203, 222, 900, {301, 602}},
+                                           {3, 4, 5, {2, 2}}}));
+  const Size size{part.m, part.n, part.columns.size()};
+  auto a = random_matrix<TestType>(part.m * part.stored, 31);
+  auto b = random_matrix<TestType>(size.k * size.n, 32);
+  const auto sum = random_matrix<float>(size.m * size.n, 33);
+  Matrix<TestType> copied;
+  for (int64_t i = 0; i < part.m; ++i) {
+    const auto row = a.begin() + i * part.stored;
+    copied.insert(copied.end(), row + part.columns.begin, row + part.columns.end);
+  }
+  for (const int threads : {1, 2}) {
+    CAPTURE(part.m, part.n, part.stored, part.columns.begin, part.columns.end, threads);
+    const Stream stream(DeviceType::kCpu, threads);
+    const auto differing = [&](auto c, float beta) {
+      auto expected = c;
+      const Tensor stored = tensor_of(a, {part.m, part.stored}), right = tensor_of(b, {size.k, size.n});
+      ops::matmul_columns(stream, stored, part.columns, right, tensor_of(c, {size.m, size.n}), beta);
+      ops::matmul(stream, tensor_of(copied, {size.m, size.k}), Transpose::kNo, right, Transpose::kNo,
+                  tensor_of(expected, {size.m, size.n}), beta);
+      return differing_bits(c, expected);
+    };
+    CHECK(differing(Matrix<float>(sum.size(), NAN), 0.0f) == 0);
+    CHECK(differing(Matrix<BF16>(sum.size(), static_cast<BF16>(NAN)), 0.0f) == 0);
+    CHECK(differing(sum, 1.0f) == 0);
+  }
 }
 
 TEST_CASE("ranks of one process multiply at the same time", "[matmul]") {
@@ -347,6 +385,19 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   CHECK(refuses("of 2 dims", Tensor{}, kNo, b, kNo, c));
   CHECK(refuses("beta is 0.5 and c f32", a, kNo, b, kNo, c, 0.5f));
   CHECK(refuses("beta is 1 and c bf16", a, kNo, b, kNo, meta(bf16, {2, 5}), 1.0f));
+
+  const auto columns = [&](Range range, const Tensor& right, const Tensor& out, float beta = 0.0f) {
+    return message_of(ErrorKind::kFault, [&] { ops::matmul_columns(stream, a, range, right, out, beta); });
+  };
+  const Tensor b2 = meta(f32, {2, 5});
+  CHECK(columns({1, 3}, b2, c) == "");
+  CHECK(contains(columns({2, 4}, b2, c), "matmul_columns: columns 2 to 4 of a f32 (2, 3)"));
+  CHECK(contains(columns({-1, 1}, b2, c), "columns -1 to 1"));
+  CHECK(contains(columns({3, 1}, b2, c), "columns 3 to 1"));
+  CHECK(
+      contains(columns({0, 2}, b, c), "matmul_columns: shapes do not fit: a is f32 (2, 3), columns 0 to 2, b is f32"));
+  CHECK(contains(columns({0, 2}, meta(bf16, {2, 5}), c), "a is f32, but b is bf16"));
+  CHECK(contains(columns({0, 2}, b2, meta(bf16, {2, 5}), 1.0f), "beta is 1 and c bf16"));
 
   Matrix<float> bytes(10);
   CHECK(refuses("on cpu, but the stream is on meta", a, kNo, b, kNo, tensor_of(bytes, {2, 5})));

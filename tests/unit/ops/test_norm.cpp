@@ -117,6 +117,32 @@ TEST_CASE("rms_norm_backward adds tokens to d_weight in ascending order") {
   CHECK_FALSE(swapped.d_weight.same_bits(whole.d_weight));
 }
 
+TEST_CASE("rms_norm_backward: a block of tokens has the bits of a call of its own") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t tokens = 24, width = 53, blocks = GENERATE(1, 2, 3, 24), run = tokens / blocks;
+  NormCase c(dtype, tokens, width);
+  c.forward(kCpu);
+  const HostTensor before = random_tensor(DType::kF32, {blocks, width}, 6);
+  HostTensor together = before, threads = before, alone = before, d_x = c.d_x;
+  const auto backward = [&](const Stream& stream, Range part, const Tensor& d_weight) {
+    const auto rows = [&](const HostTensor& t) { return t.tensor().rows(part.begin, part.end); };
+    rms_norm_backward(stream, rows(c.d_y), rows(c.x), c.weight, rows(c.rstd), Write::kSet, rows(d_x), d_weight);
+  };
+  backward(kCpu, {0, tokens}, together);
+  backward(Stream(DeviceType::kCpu, 5), {0, tokens}, threads);
+  for (int64_t b = 0; b < blocks; ++b) {
+    backward(kCpu, {b * run, (b + 1) * run}, alone.tensor().rows(b, b + 1).view({width}));
+  }
+  CHECK(together.same_bits(alone));
+  CHECK(threads.same_bits(alone));
+  // Tokens of a run in another order have other bits; a run of one token has no order.
+  HostTensor swapped = before;
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t t = (b + 1) * run; t-- > b * run;) backward(kCpu, {t, t + 1}, swapped.tensor().rows(b, b + 1));
+  }
+  CHECK(swapped.same_bits(alone) == (run == 1));
+}
+
 TEST_CASE("rms_norm gives the same bits on two threads") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   const Write write = GENERATE(Write::kAdd, Write::kSet);
@@ -163,6 +189,14 @@ TEST_CASE("rms_norm of no tokens, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] { rms_norm_backward(kCpu, c.d_y, c.x, c.weight, c.rstd, Write::kAdd, c.d_x, bf16); }),
                  "d_weight"));
+  const HostTensor two(DType::kF32, {2, 8}), three(DType::kF32, {3, 7}), no_blocks(DType::kF32, {0, 8});
+  const auto backward = [&](const Tensor& d_weight) {
+    return message_of(ErrorKind::kFault,
+                      [&] { rms_norm_backward(kCpu, c.d_y, c.x, c.weight, c.rstd, Write::kSet, c.d_x, d_weight); });
+  };
+  CHECK(contains(backward(two), "rms_norm_backward: d_weight has 2 blocks for 3 tokens"));
+  CHECK(contains(backward(no_blocks), "d_weight has 0 blocks for 3 tokens"));
+  CHECK(contains(backward(three), "d_weight is f32 (3, 7), expected f32 (3, 8)"));
 }
 
 }  // namespace

@@ -251,6 +251,94 @@ TEST_CASE("per_layer_input_backward adds tokens to d_weight, and layers within a
   CHECK_FALSE(whole.d_weight.same_bits(by_layer));
 }
 
+TEST_CASE("a leaf of per_layer_squares and per_layer_dots has the bits that its columns have alone") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t width = 70, layers = 3, tokens = 5;
+  const std::vector<Range> leaves = {{0, 32}, {32, 33}, {33, 65}, {65, 70}};
+  PerLayerCase c(dtype, tokens, layers, width);
+  const HostTensor no_sums(DType::kF32, {std::ssize(leaves), tokens, layers});
+  HostTensor squares = no_sums, dots = no_sums, two_squares = no_sums, two_dots = no_sums;
+  c.run_squares();
+  per_layer_squares(kCpu, c.params, c.projected, squares, leaves);
+  per_layer_dots(kCpu, c.params, c.projection(), c.d_inputs, dots, leaves);
+  per_layer_squares(kTwoThreads, c.params, c.projected, two_squares, leaves);
+  per_layer_dots(kTwoThreads, c.params, c.projection(), c.d_inputs, two_dots, leaves);
+  CHECK(two_squares.same_bits(squares));
+  CHECK(two_dots.same_bits(dots));
+  HostTensor squares_alone = no_sums, dots_alone = no_sums;
+  const size_t pairs = c.squares.size();
+  for (size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+    PerLayerCase part = c.part(leaves[leaf]);
+    part.run_squares();
+    for (size_t i = 0; i < pairs; ++i) squares_alone.set(leaf * pairs + i, part.squares[i]);
+    PerLayerCase::assign(part.squares, c.squares.values());
+    part.run_dots();
+    for (size_t i = 0; i < pairs; ++i) dots_alone.set(leaf * pairs + i, part.dots[i]);
+  }
+  CHECK(squares.same_bits(squares_alone));
+  CHECK(dots.same_bits(dots_alone));
+
+  // The same columns cut elsewhere have other sums, and so has all of them as one leaf.
+  HostTensor moved = no_sums, one(DType::kF32, {1, tokens, layers}), added = one;
+  const std::vector<Range> cut_elsewhere = {{0, 31}, {31, 32}, {32, 64}, {64, 70}}, whole = {{0, width}};
+  per_layer_squares(kCpu, c.params, c.projected, moved, cut_elsewhere);
+  CHECK_FALSE(moved.same_bits(squares));
+  per_layer_squares(kCpu, c.params, c.projected, one, whole);
+  CHECK(one.values() == c.squares.values());
+  for (size_t i = 0; i < pairs; ++i) {
+    auto sum = static_cast<float>(squares[i]);
+    for (size_t leaf = 1; leaf < leaves.size(); ++leaf) sum += static_cast<float>(squares[leaf * pairs + i]);
+    added.set(i, static_cast<double>(sum));
+  }
+  CHECK_FALSE(added.same_bits(one));
+  require_close(added.values(), one.values(), 1e-6, 0);
+}
+
+TEST_CASE("per_layer_input_backward: a block of tokens has the bits of a call of its own, whatever the columns") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t width = 37, layers = 3, tokens = 12, blocks = GENERATE(1, 3, 12), run = tokens / blocks;
+  PerLayerCase whole(dtype, tokens, layers, width);
+  whole.run_squares();
+  whole.run_dots();
+  const HostTensor before = random_tensor(DType::kF32, {blocks, width}, 6);
+  HostTensor together = before, swapped = before, d_projected = whole.projected, d_looked_up = whole.projected;
+  per_layer_input_backward(kCpu, whole.params, whole.projection(), whole.d_inputs, whole.dots, d_projected, d_looked_up,
+                           together);
+  // The tokens of a range, whose rows of d_inputs lie apart, one layer after another.
+  const auto add_tokens = [&](const PerLayerCase& c, Range part, const Tensor& d_weight) {
+    const auto rows = [&](const HostTensor& from) { return from.tensor().rows(part.begin, part.end); };
+    HostTensor d_inputs(dtype, {layers * part.size(), c.w});
+    for (int64_t row = 0; row < layers * part.size(); ++row) {
+      const int64_t from = row / part.size() * tokens + part.begin + row % part.size();
+      for (int64_t i = 0; i < c.w; ++i) {
+        d_inputs.set(static_cast<size_t>(row * c.w + i), c.d_inputs[static_cast<size_t>(from * c.w + i)]);
+      }
+    }
+    const HostTensor d_p(dtype, {part.size(), layers * c.w}), d_e = d_p;
+    per_layer_input_backward(kCpu, c.params, {rows(c.projected), rows(c.squares), c.weight}, d_inputs, rows(c.dots),
+                             d_p, d_e, d_weight);
+  };
+  const Range columns{5, 30};
+  PerLayerCase narrow = whole.part(columns);
+  PerLayerCase::assign(narrow.squares, whole.squares.values());
+  PerLayerCase::assign(narrow.dots, whole.dots.values());
+  HostTensor alone = before, of_part(DType::kF32, {blocks, columns.size()}), part_of_whole = of_part;
+  const auto at = [&](size_t i) {
+    return i / static_cast<size_t>(columns.size()) * static_cast<size_t>(width) + static_cast<size_t>(columns.begin) +
+           i % static_cast<size_t>(columns.size());
+  };
+  for (size_t i = 0; i < of_part.size(); ++i) of_part.set(i, before[at(i)]);
+  for (int64_t b = 0; b < blocks; ++b) {
+    add_tokens(whole, {b * run, (b + 1) * run}, alone.tensor().rows(b, b + 1).view({width}));
+    add_tokens(narrow, {b * run, (b + 1) * run}, of_part.tensor().rows(b, b + 1));
+    for (int64_t t = (b + 1) * run; t-- > b * run;) add_tokens(whole, {t, t + 1}, swapped.tensor().rows(b, b + 1));
+  }
+  CHECK(together.same_bits(alone));
+  CHECK(swapped.same_bits(alone) == (run == 1));
+  for (size_t i = 0; i < of_part.size(); ++i) part_of_whole.set(i, together[at(i)]);
+  CHECK(of_part.same_bits(part_of_whole));
+}
+
 TEST_CASE("per-layer inputs have the same bits on two threads") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   PerLayerCase one(dtype, 41, 3, 272), two(dtype, 41, 3, 272);
@@ -315,6 +403,22 @@ TEST_CASE("per-layer inputs of wrong operands") {
   CHECK(contains(backward(c.dots, wrong, c.d_looked_up, c.d_weight), "d_projected is"));
   CHECK(contains(backward(c.dots, c.d_projected, wrong, c.d_weight), "d_looked_up is"));
   CHECK(contains(backward(c.dots, c.d_projected, c.d_looked_up, bf16), "d_weight is bf16 (8)"));
+  CHECK(contains(backward(c.dots, c.d_projected, c.d_looked_up, HostTensor(DType::kF32, {3, 8})),
+                 "d_weight has 3 blocks for 4 tokens"));
+
+  const HostTensor two(DType::kF32, {2, 4, 3});
+  const auto squares = [&](const std::vector<Range>& leaves, const Tensor& sums) {
+    return fault([&] { per_layer_squares(kCpu, c.params, c.projected, sums, leaves); });
+  };
+  CHECK(squares({{0, 5}, {5, 8}}, two).empty());
+  CHECK(contains(squares({{0, 8}}, two), "squares is f32 (2, 4, 3), expected f32 (1, 4, 3)"));
+  CHECK(contains(squares({{0, 5}, {6, 8}}, two), "per_layer_squares: a leaf of columns [6, 8) after column 5"));
+  CHECK(contains(squares({{1, 5}, {5, 8}}, two), "a leaf of columns [1, 5) after column 0"));
+  CHECK(contains(squares({{0, 0}, {0, 8}}, two), "a leaf of columns [0, 0) after column 0"));
+  CHECK(contains(squares({{0, 5}, {5, 9}}, two), "leaves end at column 9 of 8"));
+  const std::vector<Range> short_of_end = {{0, 5}, {5, 7}};
+  CHECK(contains(fault([&] { per_layer_dots(kCpu, c.params, c.projection(), c.d_inputs, two, short_of_end); }),
+                 "per_layer_dots: leaves end at column 7 of 8"));
 }
 
 }  // namespace
