@@ -106,6 +106,8 @@ void write_info(Hdf5Writer& file, const CheckpointInfo& info) {
   file.set_attribute("evaluation_due", int64_t{info.evaluation_due});
   file.set_attribute("config", info.config);
   file.set_attribute("layout", info.layout);
+  file.set_attribute("contract", info.contract);
+  file.set_attribute("contract_hash", info.contract_hash);
 }
 
 CheckpointInfo read_info(const Hdf5Reader& file, const fs::path& path) {
@@ -125,6 +127,8 @@ CheckpointInfo read_info(const Hdf5Reader& file, const fs::path& path) {
   info.evaluation_due = file.integer_attribute("evaluation_due").value_or(0) != 0;
   info.config = file.text_attribute("config").value_or("");
   info.layout = file.text_attribute("layout").value_or("");
+  info.contract = file.text_attribute("contract").value_or("");
+  info.contract_hash = file.text_attribute("contract_hash").value_or("");
   return info;
 }
 

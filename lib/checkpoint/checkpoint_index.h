@@ -27,6 +27,8 @@ struct CheckpointInfo {
   bool evaluation_due = false;  // the evaluation after this step was broken off
   std::string config;           // YAML that load_config_text() reads without any other file
   std::string layout;           // for people: "tensor 2 with sequence parallelism x data 4"
+  std::string contract;         // NumericsContract::text() of invariant numerics; empty with fast ones
+  std::string contract_hash;    // of the contract
 
   bool operator==(const CheckpointInfo&) const = default;
 };

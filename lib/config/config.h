@@ -69,6 +69,8 @@ struct ParallelConfig {
 struct NumericsConfig {
   Precision precision = Precision::kBF16;
   Reduction reduction = Reduction::kFast;
+  int64_t leaves = 8;   // invariant: of a sum over a tensor-parallel dim, at most
+  int64_t workers = 8;  // invariant: runs of samples that are added one after another
 
   bool operator==(const NumericsConfig&) const = default;
 };

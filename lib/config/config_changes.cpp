@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <string_view>
 
+#include "config/contract.h"
 #include "config/key_table.h"
 #include "config/refuse.h"
 
@@ -18,6 +18,8 @@ Effect effect_of(const Key& key) {
       "model.hf_path",
       "model.init",
       "model.initializer_range",
+      "numerics.leaves",  // the contract has them
+      "numerics.workers",
       "train.micro_batch_size",
       "train.recompute",
       "train.eval_every",
@@ -30,11 +32,22 @@ Effect effect_of(const Key& key) {
   };
   const std::string name = key.full_name();
   if (std::find(kSilent.begin(), kSilent.end(), name) != kSilent.end()) return Effect::kNone;
-  if (name == "model.max_position_embeddings") return Effect::kRecipe;
+  if (name == "model.max_position_embeddings" || name == "numerics.reduction") return Effect::kRecipe;
   if (key.section == "model" || key.section == "numerics") return Effect::kModel;
   const bool is_recipe =
       key.section == "train" || key.section == "optimizer" || key.section == "schedule" || key.section == "data";
   return is_recipe ? Effect::kRecipe : Effect::kNone;
+}
+
+// To the contract of before.
+std::string way_back(const ContractDifference& difference, const Config& saved) {
+  const std::string& field = difference.field;
+  if (find_key("numerics", field) != nullptr) return format("set numerics.{}: {}", field, difference.saved);
+  if (field == "token_block" || field == "head_chunk_tokens") {
+    return format("set train.sequence_length: {}", saved.train.sequence_length);
+  }
+  if (field == "arithmetic") return format("run on devices whose matrix products are {}", difference.saved);
+  return "use the invar that saved it";
 }
 
 }  // namespace
@@ -55,6 +68,18 @@ std::vector<ConfigChange> config_changes(const Config& saved, const Config& now)
     changes.push_back(change);
   }
   return changes;
+}
+
+void check_contract(const Config& saved, std::string_view saved_contract, const Config& now,
+                    std::string_view contract) {
+  if (saved_contract.empty() || contract.empty()) return;
+  const std::optional<ContractDifference> difference = first_difference(saved_contract, contract);
+  if (!difference) return;
+  refuse(now, {"numerics." + difference->field, "numerics.reduction"},
+         format("{} of the numerics contract is {}, but the checkpoint was saved with {}", difference->field,
+                difference->now, difference->saved),
+         format("{}, or start from the weights alone: invar export, invar import, checkpoint.resume",
+                way_back(*difference, saved)));
 }
 
 }  // namespace invar

@@ -83,7 +83,12 @@ constexpr Key kKeys[] = {
     {"numerics", "precision", at<&C::numerics, &NumericsConfig::precision>,
      "weights and activations; masters, gradients and sums are fp32 in both"},
     {"numerics", "reduction", at<&C::numerics, &NumericsConfig::reduction>,
-     "sums over ranks: fast uses the communication library's; invariant is not available yet"},
+     "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
+     "at every layout"},
+    {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
+     "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
+    {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,
+     "invariant: parts of the global batch, added by the tree; a multiple of parallel.data"},
 
     {"", "device", [](Config& c) -> Field { return &c.device; },
      "where ranks compute; auto: CUDA if built with it and found"},

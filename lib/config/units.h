@@ -9,6 +9,12 @@ namespace invar {
 // Tensor parallelism cuts weights in whole units. These rules depend on the global shape only, never on the degree, so
 // that every layout cuts the same model.
 
+// Where run `part` begins if `units` are cut in `parts` contiguous runs, as even as can be, the longer ones first.
+constexpr int64_t run_begin(int64_t units, int64_t parts, int64_t part) {
+  const int64_t longer = units % parts;
+  return part * (units / parts) + (part < longer ? part : longer);
+}
+
 // A unit of the vocabulary, in rows of the embedding and the head.
 inline constexpr int64_t kVocabUnit = 16;
 

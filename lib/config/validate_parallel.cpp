@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/contract.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
 #include "config/suggest.h"
@@ -62,8 +63,30 @@ Misfit per_layer_input_misfit(const ModelConfig& model, int64_t tensor, bool une
                  per_layer_block_width(width))};
 }
 
+// With invariant numerics ranks hold whole leaves.
+Misfit leaf_misfit(const Config& config, int64_t tensor, bool uneven) {
+  for (const SumSite& site : sum_sites(config.model)) {
+    const int64_t leaves = std::min(config.numerics.leaves, site.units);
+    if (tensor > site.units) {
+      return {site.key, format("exceeds {} {}, of which a rank holds whole ones with numerics.reduction: invariant",
+                               site.units, site.name)};
+    }
+    if (tensor > leaves) return {"numerics.leaves", format("exceeds {} leaves, which ranks hold whole", leaves)};
+    if (uneven || site.may_be_uneven) continue;
+    for (int64_t rank = 0; rank < tensor; ++rank) {
+      const int64_t unit = run_begin(site.units, leaves, run_begin(leaves, tensor, rank));
+      if (unit * tensor != rank * site.units) {
+        return {site.key, format("does not divide {} leaves of {} {} equally", leaves, site.units, site.name)};
+      }
+    }
+  }
+  return {};
+}
+
 // The first rule that a degree breaks; the key is empty if it fits.
-Misfit tensor_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
+Misfit tensor_misfit(const Config& config, int64_t tensor, bool uneven) {
+  if (config.numerics.reduction == Reduction::kInvariant) return leaf_misfit(config, tensor, uneven);
+  const ModelConfig& model = config.model;
   Misfit misfit = head_misfit(model, tensor, uneven);
   // An MLP of twice the width has as many blocks or twice as many: it fits wherever this one does.
   if (misfit.key.empty()) misfit = mlp_misfit(model.intermediate_size, tensor, uneven);
@@ -76,16 +99,22 @@ Misfit tensor_misfit(const ModelConfig& model, int64_t tensor, bool uneven) {
 
 void check_tensor(const Config& config, int world_size) {
   const ParallelConfig& parallel = config.parallel;
-  const Misfit misfit = tensor_misfit(config.model, parallel.tensor, parallel.uneven);
+  const Misfit misfit = tensor_misfit(config, parallel.tensor, parallel.uneven);
   if (misfit.key.empty()) return;
-  const std::vector<int> fitting = fitting_tensor_degrees(config.model, parallel.uneven);
+  const std::vector<int> fitting = fitting_tensor_degrees(config, parallel.uneven);
   std::vector<int> here;
   std::copy_if(fitting.begin(), fitting.end(), std::back_inserter(here), [&](int t) { return world_size % t == 0; });
   std::string hint =
       parallel.uneven ? format("use at most {}", fitting.back()) : format("use {}", join_numbers(fitting));
   if (!parallel.uneven && here != fitting) hint += format(" (at {} ranks {})", world_size, join_numbers(here));
-  if (!parallel.uneven && tensor_misfit(config.model, parallel.tensor, true).key.empty()) {
+  Config fast = config;
+  fast.numerics.reduction = Reduction::kFast;
+  if (!parallel.uneven && tensor_misfit(config, parallel.tensor, true).key.empty()) {
     hint += ", or parallel.uneven: true";
+  } else if (misfit.key == "numerics.leaves") {
+    hint += format(", or numerics.leaves: {} (other bits)", parallel.tensor);
+  } else if (tensor_misfit(fast, parallel.tensor, parallel.uneven).key.empty()) {
+    hint += ", or numerics.reduction: fast";
   }
   refuse(config, {"parallel.tensor", misfit.key},
          format("parallel.tensor = {} {} ({})", parallel.tensor, misfit.rule, misfit.key), hint);
@@ -96,7 +125,7 @@ void check_world(const Config& config, int world_size) {
   const int64_t shared = int64_t{parallel.tensor} * parallel.gtp;
   if (parallel.data == 0) {
     if (world_size % shared == 0) return;
-    std::vector<int> degrees = fitting_tensor_degrees(config.model, parallel.uneven);
+    std::vector<int> degrees = fitting_tensor_degrees(config, parallel.uneven);
     std::erase_if(degrees, [&](int tensor) { return world_size % tensor != 0; });
     refuse(config, {"parallel.tensor", "parallel.data"},
            format("{} ranks cannot be cut into replicas of parallel.tensor · parallel.gtp = {} · {} = {} ranks",
@@ -136,12 +165,57 @@ void check_batch(const Config& config, int world_size) {
   }
 }
 
+// With invariant numerics data ranks hold whole workers, and with sequence parallelism tensor ranks whole blocks of
+// tokens.
+void check_invariant(const Config& config, int world_size) {
+  if (config.numerics.reduction != Reduction::kInvariant) return;
+  const int64_t workers = config.numerics.workers;
+  const int64_t batch = global_batch_size(config, world_size);
+  if (workers > batch) {
+    refuse(config, {"numerics.workers", "train.global_batch_size"},
+           format("numerics.workers = {} exceeds train.global_batch_size = {}", workers, batch),
+           format("use at most {}, or a larger batch", batch));
+  }
+  const int data = data_degree(config, world_size);
+  if (!begins_with_workers(data, workers, batch)) {
+    std::string hint = "use parallel.data " + join_numbers(fitting_data_degrees(config, batch));
+    if (data <= batch) hint += format(", or numerics.workers: {} (other bits)", data);
+    refuse(config, {"parallel.data", "numerics.workers"},
+           format("parallel.data = {}: its ranks hold {} of {} samples each, not whole workers (numerics.workers = {})",
+                  data, batch / data, batch, workers),
+           hint);
+  }
+  const int64_t blocks =
+      config.train.micro_batch_size * config.train.sequence_length / token_block_of(config.train.sequence_length);
+  if (config.parallel.sequence && blocks < config.parallel.tensor) {
+    refuse(
+        config, {"parallel.sequence", "parallel.tensor"},
+        format("parallel.sequence: true shares {} token blocks of a micro-batch, which numerics.reduction: invariant "
+               "keeps whole, over parallel.tensor = {} ranks",
+               blocks, config.parallel.tensor),
+        "use parallel.sequence: false, or a larger train.micro_batch_size");
+  }
+}
+
 }  // namespace
 
-std::vector<int> fitting_tensor_degrees(const ModelConfig& model, bool uneven) {
+std::vector<int> fitting_tensor_degrees(const Config& config, bool uneven) {
   std::vector<int> degrees;
-  for (int tensor = 1; tensor <= model.num_attention_heads; ++tensor) {
-    if (tensor_misfit(model, tensor, uneven).key.empty()) degrees.push_back(tensor);
+  for (int tensor = 1; tensor <= config.model.num_attention_heads; ++tensor) {
+    if (tensor_misfit(config, tensor, uneven).key.empty()) degrees.push_back(tensor);
+  }
+  return degrees;
+}
+
+std::vector<int> fitting_data_degrees(const Config& config, int64_t batch) {
+  const int64_t micro_batches = batch / config.train.micro_batch_size;
+  std::vector<int> degrees;
+  for (int data = 1; data <= micro_batches; ++data) {
+    const bool equal = batch % (config.train.micro_batch_size * data) == 0;
+    if (equal &&
+        (config.numerics.reduction == Reduction::kFast || begins_with_workers(data, config.numerics.workers, batch))) {
+      degrees.push_back(data);
+    }
   }
   return degrees;
 }
@@ -160,6 +234,7 @@ void validate_parallel(const Config& config, int world_size) {
   check_tensor(config, world_size);
   check_world(config, world_size);
   check_batch(config, world_size);
+  check_invariant(config, world_size);
 }
 
 }  // namespace invar

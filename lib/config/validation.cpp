@@ -3,6 +3,7 @@
 #include <array>
 
 #include "config/blend.h"
+#include "config/contract.h"
 #include "config/field.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
@@ -33,10 +34,31 @@ void check_train(const Config& config) {
            format("use at most {}, or raise model.max_position_embeddings", config.model.max_position_embeddings));
   }
   if (train.eval_every == 0) refuse_if_set(config, "train.eval_batches", "with train.eval_every: 0");
-  if (config.numerics.reduction == Reduction::kInvariant) {
-    refuse(config, {"numerics.reduction"}, "numerics.reduction: invariant is not available yet",
-           "use numerics.reduction: fast");
+}
+
+// What can be judged of the contract without the layout.
+void check_numerics(const Config& config) {
+  constexpr int64_t kMostTerms = 1024;  // of a tree
+  check_count(config, "numerics.leaves", config.numerics.leaves, 1, kMostTerms);
+  check_count(config, "numerics.workers", config.numerics.workers, 1, kMostTerms);
+  if (config.numerics.reduction == Reduction::kFast) {
+    refuse_if_set(config, "numerics.leaves", "with numerics.reduction: fast");
+    refuse_if_set(config, "numerics.workers", "with numerics.reduction: fast");
+    return;
   }
+  const auto fits = [](int64_t length) { return length % token_block_of(length) == 0; };
+  const int64_t length = config.train.sequence_length;
+  if (fits(length)) return;
+  int64_t below = length - 1;
+  while (!fits(below)) --below;
+  int64_t above = length + 1;
+  while (!fits(above)) ++above;
+  const bool may_grow = above <= config.model.max_position_embeddings;
+  refuse(config, {"train.sequence_length", "numerics.reduction"},
+         format("train.sequence_length = {} is no multiple of {} tokens, its {}th part rounded up, by which "
+                "numerics.reduction: invariant sums the gradients of norms",
+                length, token_block_of(length), kTokenBlocks),
+         may_grow ? format("use {} or {}", below, above) : format("use {}", below));
 }
 
 void check_optimizer(const Config& config) {
@@ -243,6 +265,7 @@ void validate(const Config& config, int world_size) {
   INVAR_CHECK(world_size > 0, "world size {}", world_size);
   validate_model(config);
   check_train(config);
+  check_numerics(config);
   validate_parallel(config, world_size);
   check_optimizer(config);
   check_schedule(config);

@@ -12,7 +12,11 @@ namespace invar {
 // Not judged here: whether the build has CUDA (the device layer knows), and what is inside files.
 void validate(const Config& config, int world_size);
 
-// Tensor-parallel degrees at which this model can be cut, ascending. Equal runs of units; with `uneven`, any runs.
-std::vector<int> fitting_tensor_degrees(const ModelConfig& model, bool uneven);
+// Tensor-parallel degrees at which this model can be cut with these numerics, ascending. Equal runs of units; with
+// `uneven`, any runs.
+std::vector<int> fitting_tensor_degrees(const Config& config, bool uneven);
+
+// Data-parallel degrees at which a global batch can be dealt out in these micro-batches with these numerics, ascending.
+std::vector<int> fitting_data_degrees(const Config& config, int64_t batch);
 
 }  // namespace invar

@@ -63,7 +63,8 @@ std::vector<StateTensor> some_tensors() {
 std::unique_ptr<Written> write_some(int ranks) {
   auto written = std::make_unique<Written>();
   CheckpointIndex& index = written->index;
-  index.info = {7, 28, 280, 1, true, "train:\n  steps: 9\n", "tensor 2 x data 1"};
+  index.info = {
+      7, 28, 280, 1, true, "train:\n  steps: 9\n", "tensor 2 x data 1", "version 1\nleaves 8\n", "0123456789abcdef"};
   index.tensors = some_tensors();
   for (int rank = 0; rank < ranks; ++rank) {
     StatePart part{index.tensors, {}};

@@ -61,6 +61,48 @@ TEST_CASE("A change of the model or of the numerics is refused where it was writ
                 [&] { config_changes(some_config(), now); });
 }
 
+TEST_CASE("Other reductions may be gone on with; what they are made of is the contract's business") {
+  Config now = some_config();
+  now.numerics.reduction = Reduction::kInvariant;
+  now.numerics.leaves = 16;
+  now.numerics.workers = 2;
+  const std::vector<ConfigChange> changes = config_changes(some_config(), now);
+  REQUIRE(changes.size() == 1);
+  CHECK(changes[0].key == "numerics.reduction");
+  CHECK(changes[0].before == "fast");
+  CHECK(changes[0].after == "invariant");
+}
+
+TEST_CASE("Another contract is refused with the field, both values and the way back") {
+  const auto text = [](const std::string& arithmetic, int leaves, int token_block) {
+    return format("version 1\narithmetic {}\nleaves {}\ntoken_block {}\n", arithmetic, leaves, token_block);
+  };
+  const Config saved = [] {
+    Config config = some_config();
+    config.train.sequence_length = 512;
+    return config;
+  }();
+  Config now = some_config();
+  now.origin["numerics.leaves"] = "run.yaml:7";
+  const std::string before = text("fma-chain", 8, 8);
+  CHECK_NOTHROW(check_contract(saved, before, now, before));
+  CHECK_NOTHROW(check_contract(saved, "", now, before));
+  CHECK_NOTHROW(check_contract(saved, before, now, ""));
+  CHECK_NOTHROW(check_contract(saved, "", now, ""));
+  const auto refused = [&](const std::string& after, const std::string& message, const std::string& hint) {
+    require_error(ErrorKind::kConfig, {message}, {hint + ", or start from the weights alone: invar export"},
+                  [&] { check_contract(saved, before, now, after); });
+  };
+  refused(text("fma-chain", 4, 8),
+          "run.yaml:7: leaves of the numerics contract is 4, but the checkpoint was saved with 8",
+          "set numerics.leaves: 8");
+  refused(text("fma-chain", 8, 16), "token_block of the numerics contract is 16, but the checkpoint was saved with 8",
+          "set train.sequence_length: 512");
+  refused(text("mma-k16-sm90", 8, 8), "arithmetic of the numerics contract is mma-k16-sm90",
+          "run on devices whose matrix products are fma-chain");
+  refused("version 2\n", "version of the numerics contract is 2", "use the invar that saved it");
+}
+
 TEST_CASE("A portable config stands without its preset") {
   const Config config =
       load_text("model: {preset: qwen3-0.6b, rms_norm_eps: 1e-5}\ntrain: {steps: 9, sequence_length: 8}\n");

@@ -201,9 +201,14 @@ TEST_CASE("tensor cuts whole units of a gemma4 model") {
                  "parallel.tensor = 3 does not divide 8 query heads (model.num_attention_heads)",
                  "use 1, 2, 4 or 8 (at 3 ranks 1), or parallel.uneven: true");
   CHECK_NOTHROW(validate(preset_config("gemma4-e4b", 3, true), 3));
-  CHECK(fitting_tensor_degrees(preset_model("gemma4-12b"), false) == std::vector<int>{1, 2, 4, 8, 16});
-  CHECK(fitting_tensor_degrees(preset_model("gemma4-31b"), false) == std::vector<int>{1, 2, 4, 8, 16, 32});
-  CHECK(fitting_tensor_degrees(preset_model("gemma4-e2b"), false) == std::vector<int>{1, 2, 4, 8});
+  const auto fitting = [](const char* preset) {
+    Config config;
+    config.model = preset_model(preset);
+    return fitting_tensor_degrees(config, false);
+  };
+  CHECK(fitting("gemma4-12b") == std::vector<int>{1, 2, 4, 8, 16});
+  CHECK(fitting("gemma4-31b") == std::vector<int>{1, 2, 4, 8, 16, 32});
+  CHECK(fitting("gemma4-e2b") == std::vector<int>{1, 2, 4, 8});
 
   // 12 query heads, 2 KV heads in the full layers: 3 would leave them unequally replicated.
   const auto heads = [](int query, int kv, int global) {
