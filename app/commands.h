@@ -85,6 +85,13 @@ struct EvalArguments {
 };
 int eval(const EvalArguments& arguments, MpiSession& session);
 
+// Proves on this machine that invariant numerics hold. Exit code 1 if a check fails. In one process.
+struct SelftestArguments {
+  std::vector<std::string> overrides;  // device=...
+  int64_t steps = 3;                   // of each training
+};
+int selftest(const SelftestArguments& arguments, MpiSession& session);
+
 // A failure of the set-up, on which all ranks have agreed: this rank reports it, ...
 struct SetupError {
   Error error;

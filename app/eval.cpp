@@ -23,6 +23,7 @@ void refuse_without_use(const std::vector<std::string>& overrides) {
                                 "data.",
                                 "device=",
                                 "numerics.precision=",
+                                "numerics.reduction=",
                                 "train.eval_batches=",
                                 "train.global_batch_size=",
                                 "train.micro_batch_size=",
@@ -31,8 +32,8 @@ void refuse_without_use(const std::vector<std::string>& overrides) {
     if (std::any_of(kUsed.begin(), kUsed.end(), [&](const char* key) { return override.starts_with(key); })) continue;
     throw Error(
         ErrorKind::kConfig, format("argument {}: an evaluation has no use for it", override),
-        "parallel, comm, data, device, numerics.precision, train.eval_batches, global_batch_size, micro_batch_size and "
-        "sequence_length may be given");
+        "parallel, comm, data, device, numerics.precision and reduction, train.eval_batches, global_batch_size, "
+        "micro_batch_size and sequence_length may be given");
   }
 }
 
@@ -50,6 +51,8 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   config.train.steps = std::max<int64_t>(1, config.train.steps);  // imported weights have none
   config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
   apply_overrides(config, overrides);
+  if (config.numerics.reduction == Reduction::kFast) config.numerics = {config.numerics.precision, Reduction::kFast};
+  if (config.numerics.reduction == Reduction::kInvariant) config.numerics.workers = data_degree(config, world_size);
   validate(config, world_size);
   choose_device(config);
   return config;

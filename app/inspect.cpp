@@ -47,6 +47,7 @@ int inspect(const InspectArguments& arguments, MpiSession& session) {
   print_line(format("files       {} of {} in all", index.files.size(), mib(index.bytes())));
   print_line(format("tensors     {} in {} pieces{}", index.tensors.size(), index.pieces.size(),
                     reader.has_moments() ? "" : "; weights alone, no moments"));
+  if (!info.contract.empty()) print_line(format("contract    {}", info.contract_hash));
   print_line("a run that resumes from it must have:");
   print_contract(info.config, !reader.has_moments());
   if (arguments.tensors) print_tensors(index);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/contract.h"
 #include "config/validation.h"
 #include "core/format.h"
 
@@ -42,9 +43,10 @@ void Layout::apply_to(Config& config) const {
   config.train.recompute = recompute;
 }
 
-LayoutMatrix layout_matrix(const ModelConfig& model, int64_t batch, int64_t sequence_length) {
-  const std::vector<int> even = fitting_tensor_degrees(model, false);
-  const std::vector<int> uneven = fitting_tensor_degrees(model, true);
+LayoutMatrix layout_matrix(const Config& config, int64_t batch, int64_t sequence_length) {
+  const std::vector<int> even = fitting_tensor_degrees(config, false);
+  const std::vector<int> uneven = fitting_tensor_degrees(config, true);
+  const bool invariant = config.numerics.reduction == Reduction::kInvariant;
   LayoutMatrix matrix;
   for (Layout layout : all_layouts()) {
     layout.uneven = !contains(even, layout.tensor);
@@ -52,6 +54,9 @@ LayoutMatrix layout_matrix(const ModelConfig& model, int64_t batch, int64_t sequ
       ++matrix.left_out[format("tensor {}: this model can be cut into at most {} parts", layout.tensor, uneven.back())];
     } else if (const int64_t unit = layout.micro_batch * layout.data; batch % unit != 0) {
       ++matrix.left_out[format("micro-batch · data = {}: does not divide the batch of {}", unit, batch)];
+    } else if (invariant && !begins_with_workers(layout.data, config.numerics.workers, batch)) {
+      ++matrix.left_out[format("data {}: its ranks do not hold whole workers of {} in all", layout.data,
+                               config.numerics.workers)];
     } else if (const int64_t tokens = layout.micro_batch * sequence_length; layout.sequence && tokens < layout.tensor) {
       ++matrix.left_out[format("sequence on: a micro-batch of {} tokens has none for some of {} ranks", tokens,
                                layout.tensor)];

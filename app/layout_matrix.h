@@ -28,8 +28,8 @@ struct LayoutMatrix {
 };
 
 // Tensor 1, 2, 3, 4, 8 × sequence × data 1, 2, 4 × micro-batch 1, 2, 4 on up to 8 ranks, recomputation at micro-batch
-// 1; of these the ones that fit the model, the batch and the sequence length. A degree that cuts the model into equal
-// parts does; one that cannot cuts it unevenly.
-LayoutMatrix layout_matrix(const ModelConfig& model, int64_t batch, int64_t sequence_length);
+// 1; of these the ones that fit the config's model and numerics, the batch and the sequence length. A degree that cuts
+// the model into equal parts does; one that cannot cuts it unevenly.
+LayoutMatrix layout_matrix(const Config& config, int64_t batch, int64_t sequence_length);
 
 }  // namespace invar::app

@@ -52,6 +52,7 @@ struct CommandLine {
   invar::app::InspectArguments inspect;
   invar::app::ExportArguments to_hf;
   invar::app::ImportArguments from_hf;
+  invar::app::SelftestArguments selftest;
   CLI::App* train_command = nullptr;
   CLI::App* plan_command = nullptr;
   CLI::App* parity_command = nullptr;
@@ -60,6 +61,7 @@ struct CommandLine {
   CLI::App* inspect_command = nullptr;
   CLI::App* export_command = nullptr;
   CLI::App* import_command = nullptr;
+  CLI::App* selftest_command = nullptr;
   CLI::App* keys_command = nullptr;
 
   CommandLine() {
@@ -96,6 +98,10 @@ struct CommandLine {
     compare_command->add_flag("--all", compare.all, "list every gradient and weight");
 
     add_checkpoint_commands();
+    selftest_command = app.add_subcommand("selftest", "Prove that invariant numerics hold on this machine");
+    selftest_command->add_option("overrides", selftest.overrides, "device=auto, cpu or cuda");
+    selftest_command->add_option("--steps", selftest.steps, "of each training; 3 unless given")
+        ->check(CLI::Range(1, 1000));
     keys_command = app.add_subcommand("keys", "List every config key with type, default and meaning");
   }
 
@@ -143,6 +149,7 @@ int run(const CommandLine& line, invar::MpiSession& session) {
   if (*line.inspect_command) return invar::app::inspect(line.inspect, session);
   if (*line.export_command) return invar::app::export_checkpoint(line.to_hf, session);
   if (*line.import_command) return invar::app::import_weights(line.from_hf, session);
+  if (*line.selftest_command) return invar::app::selftest(line.selftest, session);
   if (*line.compare_command) return invar::app::compare(line.compare, session);
   if (session.world().rank() == 0) invar::app::print_line(invar::describe_keys());
   return 0;

@@ -81,7 +81,7 @@ double worst_share(const AgreementTable& table, std::string& kind) {
 }
 
 int run_matrix(const ReferenceCase& reference, const Config& base) {
-  const LayoutMatrix matrix = layout_matrix(base.model, reference.batch(), reference.sequence_length());
+  const LayoutMatrix matrix = layout_matrix(base, reference.batch(), reference.sequence_length());
   int outside = 0;
   for (const Layout& layout : matrix.layouts) {
     Config config = base;

@@ -2,6 +2,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/plan_invariant.h"
 #include "app/rank_device.h"
 #include "config/resolved.h"
 #include "config/units.h"
@@ -51,23 +52,38 @@ void print_summary(const Config& config, const Topology& grid) {
   print_line(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
 }
 
+// Units that a tensor rank holds.
+Range held_units(const Config& config, int64_t units, int tensor_rank) {
+  const int64_t leaves = config.numerics.reduction == Reduction::kFast ? 0 : config.numerics.leaves;
+  return unit_runs(units, leaves, config.parallel.tensor)[static_cast<size_t>(tensor_rank)];
+}
+
+HeadPartition held_heads(const Config& config, int64_t kv_heads, int tensor_rank) {
+  const int64_t query_heads = config.model.num_attention_heads;
+  if (config.numerics.reduction == Reduction::kFast) {
+    return partition_heads(query_heads, kv_heads, config.parallel.tensor, tensor_rank);
+  }
+  HeadPartition part;
+  part.kv_heads = held_units(config, kv_heads, tensor_rank);
+  const int64_t group = query_heads / kv_heads;
+  part.query_heads = {part.kv_heads.begin * group, part.kv_heads.end * group};
+  return part;
+}
+
 std::string part_of(const Config& config, int tensor_rank) {
-  const int size = config.parallel.tensor;
-  const HeadPartition heads =
-      partition_heads(config.model.num_attention_heads, config.model.num_key_value_heads, size, tensor_rank);
-  const auto at = static_cast<size_t>(tensor_rank);
-  const Range ffn = split_units(ffn_blocks(config.model.intermediate_size), size)[at];
-  const Range vocabulary = split_units(vocab_units(config.model.vocab_size), size)[at];
+  const HeadPartition heads = held_heads(config, config.model.num_key_value_heads, tensor_rank);
+  const Range ffn = held_units(config, ffn_blocks(config.model.intermediate_size), tensor_rank);
+  const Range vocabulary = held_units(config, vocab_units(config.model.vocab_size), tensor_rank);
   const int64_t width = ffn_block_width(config.model.intermediate_size);
   std::string text = format("q {:>3}-{:<3} kv {:>3}-{:<3} ffn {:>6}-{:<6} vocab {:>7}-{:<7}", heads.query_heads.begin,
                             heads.query_heads.end - 1, heads.kv_heads.begin, heads.kv_heads.end - 1, ffn.begin * width,
                             ffn.end * width - 1, vocabulary.begin * kVocabUnit, vocabulary.end * kVocabUnit - 1);
   if (const int64_t full_kv = config.model.num_global_key_value_heads; full_kv > 0) {
-    const Range kv = partition_heads(config.model.num_attention_heads, full_kv, size, tensor_rank).kv_heads;
+    const Range kv = held_heads(config, full_kv, tensor_rank).kv_heads;
     text += format(" kv of full layers {:>3}-{:<3}", kv.begin, kv.end - 1);
   }
   if (const int64_t per_layer = config.model.hidden_size_per_layer_input; per_layer > 0) {
-    const Range units = split_units(per_layer_blocks(per_layer), size)[at];
+    const Range units = held_units(config, per_layer_blocks(per_layer), tensor_rank);
     const int64_t block = per_layer_block_width(per_layer);
     text += format(" per-layer {:>3}-{:<3}", units.begin * block, units.end * block - 1);
   }
@@ -78,13 +94,16 @@ std::string part_of(const Config& config, int tensor_rank) {
 void print_ranks(const Config& config, const Topology& grid) {
   print_line("");
   const bool gpus = planned_device(config) == DeviceType::kCuda;
-  print_line(format("memory per rank on {}, MiB; the same for every data rank but for rounding of the optimizer's rows",
-                    gpus ? "GPUs" : "CPUs (device=cuda plans for GPUs)"));
+  print_line(format("memory per rank on {}, MiB; {}", gpus ? "GPUs" : "CPUs (device=cuda plans for GPUs)",
+                    config.numerics.reduction == Reduction::kFast
+                        ? "the same for every data rank but for rounding of the optimizer's rows"
+                        : "of the data rank with the most gradient buffers"));
   if (gpus) print_line(format("up to {} MiB more for the workspaces of cuDNN, cuBLAS and NCCL", kOutsideArenas >> 20));
   print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
                     "optimizer", "activations", "scratch", "constants", "total"));
+  const int first = grid.tensor * fullest_data_rank(config, grid);
   for (int rank = 0; rank < grid.tensor; ++rank) {
-    const MemorySizes m = measure_memory(config, grid, rank, planned_device(config));
+    const MemorySizes m = measure_memory(config, grid, rank + first, planned_device(config));
     print_line(format("{:>4} {} {} {} {} {} {} {}  {}", rank, mib(m.parameters), mib(m.gradients), mib(m.optimizer),
                       mib(m.saved), mib(m.scratch), mib(m.constants), mib(m.total()), part_of(config, rank)));
   }
@@ -119,6 +138,7 @@ void print_plan(const PlanArguments& arguments) {
   print_summary(config, grid);
   print_ranks(config, grid);
   print_grid(grid);
+  if (config.numerics.reduction == Reduction::kInvariant) print_invariant(config, grid, planned_device(config));
   print_traffic(config, grid);
 }
 

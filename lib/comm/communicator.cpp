@@ -20,6 +20,13 @@ double all_reduce_value(Communicator& communicator, double value, ReduceOp op) {
   return reduce_value(communicator, value, op);
 }
 
+double all_reduce_value(Communicator& communicator, const ExactSum& sum) {
+  auto digits = sum.digits();
+  const Tensor tensor(digits.data(), DType::kI64, DeviceType::kCpu, {ExactSum::kDigits});
+  communicator.all_reduce(Stream(DeviceType::kCpu), tensor, ReduceOp::kSum);
+  return ExactSum::of_digits(digits).value();
+}
+
 std::vector<int64_t> equal_counts(int size, int64_t count) {
   INVAR_CHECK(size >= 1 && count >= 0, "{} parts of {} elements", size, count);
   return std::vector<int64_t>(static_cast<size_t>(size), count);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/exact_sum.h"
 #include "core/tensor.h"
 #include "device/stream.h"
 
@@ -73,6 +74,8 @@ class Communicator {
 // Host scalars, for counts and norms.
 int64_t all_reduce_value(Communicator& communicator, int64_t value, ReduceOp op);
 double all_reduce_value(Communicator& communicator, double value, ReduceOp op);
+// The terms of all ranks, rounded once.
+double all_reduce_value(Communicator& communicator, const ExactSum& sum);
 
 // counts for `size` equal parts of `count` elements each.
 std::vector<int64_t> equal_counts(int size, int64_t count);

@@ -3,7 +3,8 @@
 namespace invar {
 namespace {
 
-WeightId add_gate_up(ParameterTable& table, const GatedMlpSpec& spec, Range blocks) {
+WeightId add_gate_up(ParameterTable& table, const GatedMlpSpec& spec, const UnitCut& cut) {
+  const Range blocks = cut.mine();
   const int64_t width = spec.block_width;
   Parameter gate;
   gate.name = spec.prefix + "gate_proj.weight";
@@ -19,11 +20,13 @@ WeightId add_gate_up(ParameterTable& table, const GatedMlpSpec& spec, Range bloc
   weight.name = spec.prefix + "gate_up";
   weight.rows = 2 * blocks.size() * width;
   weight.cols = spec.hidden_size;
+  weight.leaves = cut.leaf_cut(2 * width);
   weight.parameters = {std::move(gate), std::move(up)};
   return table.add(std::move(weight));
 }
 
-WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, Range blocks) {
+WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, const UnitCut& cut) {
+  const Range blocks = cut.mine();
   Parameter down;
   down.name = spec.prefix + "down_proj.weight";
   down.shape = {spec.hidden_size, spec.intermediate_size};
@@ -33,6 +36,7 @@ WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, Range blocks)
   weight.name = down.name;
   weight.rows = blocks.size() * spec.block_width;
   weight.cols = spec.hidden_size;
+  weight.leaves = cut.leaf_cut(spec.block_width);
   weight.parameters = {std::move(down)};
   return table.add(std::move(weight));
 }
@@ -41,10 +45,9 @@ WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, Range blocks)
 
 GatedMlp::GatedMlp(ParameterTable& table, const Communicator& tensor, const GatedMlpSpec& spec)
     : spec_(spec),
-      blocks_(
-          split_units(spec.intermediate_size / spec.block_width, tensor.size())[static_cast<size_t>(tensor.rank())]),
-      gate_up_(add_gate_up(table, spec, blocks_)),
-      down_(add_down(table, spec, blocks_)) {}
+      cut_(table.cut(spec.intermediate_size / spec.block_width, tensor)),
+      gate_up_(add_gate_up(table, spec, cut_)),
+      down_(add_down(table, spec, cut_)) {}
 
 Tensor GatedMlp::activate(const LayerContext& ctx, const Saved& saved) const {
   const Tensor act =
@@ -55,7 +58,7 @@ Tensor GatedMlp::activate(const LayerContext& ctx, const Saved& saved) const {
 
 void GatedMlp::forward_saved(const LayerContext& ctx, const Tensor& x, Saved& saved) const {
   saved.gate_up =
-      ctx.saved.allocate("gate_up", ctx.activation, {ctx.region.tokens(), 2 * blocks_.size() * spec_.block_width});
+      ctx.saved.allocate("gate_up", ctx.activation, {ctx.region.tokens(), 2 * cut_.mine().size() * spec_.block_width});
   gate_up_.forward(ctx, x, saved.gate_up);
 }
 

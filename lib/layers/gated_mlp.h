@@ -34,7 +34,7 @@ class GatedMlp {
   Tensor activate(const LayerContext& ctx, const Saved& saved) const;
 
   GatedMlpSpec spec_;
-  Range blocks_;
+  UnitCut cut_;
   ColumnParallelLinear gate_up_;
   RowParallelLinear down_;
 };

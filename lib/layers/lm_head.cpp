@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/integer.h"
+#include "layers/group_product.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
@@ -22,68 +23,142 @@ int64_t chunk_tokens(DeviceType device, int64_t widest, int64_t tokens) {
 
 }  // namespace
 
+// In fixed order a chunk is a part of a sample that depends on the model alone, or whole samples.
+int64_t LmHead::chunk_size(const LayerContext& ctx) const {
+  const int64_t any = chunk_tokens(ctx.stream.target(), table_.widest, ctx.region.tokens());
+  if (ctx.weights.leaves(table_.weight) == nullptr) return any;
+  if (sample_chunk_ < ctx.sequence_length) return sample_chunk_;
+  return std::max<int64_t>(1, any / ctx.sequence_length) * ctx.sequence_length;
+}
+
 Tensor LmHead::loss(const LayerContext& ctx, const Tensor& x, const Tensor& labels, std::optional<float> gradient_scale,
-                    const Tensor& loss_sum) const {
+                    const Tensor& loss_sums) const {
   const int64_t tokens = ctx.region.tokens();
-  Tensor d_x;
-  if (gradient_scale) {
-    d_x = ctx.scratch.allocate("d_x partial", ctx.region.partial_dtype(ctx.activation), {tokens, x.dim(1)});
-  }
+  std::optional<GroupProduct> d_x;
+  if (gradient_scale) d_x.emplace(ctx, ctx.weights.leaves(table_.weight), x.dim(1));
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor x_all = ctx.region.gather(ctx.stream, ctx.scratch, x);
-    const int64_t step = chunk_tokens(ctx.stream.target(), table_.widest, tokens);
+    const int64_t step = chunk_size(ctx);
     for (int64_t begin = 0; begin < tokens; begin += step) {
-      const int64_t end = std::min(tokens, begin + step);
-      const Chunk chunk{x_all.rows(begin, end), labels.rows(begin, end),
-                        gradient_scale ? d_x.rows(begin, end) : Tensor()};
-      chunk_loss(ctx, chunk, begin, gradient_scale, loss_sum);
+      const Range own{begin, std::min(tokens, begin + step)};
+      const ArenaScope chunk_scope(ctx.scratch);
+      const Chunk chunk = make_logits(ctx, own, x_all.rows(own.begin, own.end), labels.rows(own.begin, own.end));
+      add_losses(ctx, chunk, loss_sums);
+      if (gradient_scale) chunk_gradient(ctx, chunk, *gradient_scale, *d_x);
     }
   }
   if (!gradient_scale) return {};
   ctx.weights.gradient_done(table_.weight);
-  return ctx.region.reduce(ctx.stream, ctx.scratch, d_x, ctx.activation);
+  return d_x->sum();
 }
 
-void LmHead::chunk_loss(const LayerContext& ctx, const Chunk& chunk, int64_t first_token,
-                        std::optional<float> gradient_scale, const Tensor& loss_sum) const {
-  const ArenaScope scope(ctx.scratch);
-  const int64_t n = chunk.x.dim(0);
-  Communicator& group = ctx.region.group();
+// Rows of the weight whose logits are a tensor of their own.
+std::vector<Range> LmHead::parts(const LayerContext& ctx) const {
+  const LeafCut* const leaves = ctx.weights.leaves(table_.weight);
+  return leaves != nullptr ? leaves->rows : std::vector<Range>{{0, table_.rows.size()}};
+}
+
+LmHead::Chunk LmHead::make_logits(const LayerContext& ctx, Range tokens, const Tensor& x, const Tensor& labels) const {
   const Tensor weight = ctx.weights.acquire_forward(table_.weight);
-
-  const Tensor logits = ctx.scratch.allocate("logits", DType::kF32, {n, table_.rows.size()});
-  ops::matmul(ctx.stream, chunk.x, ops::Transpose::kNo, weight, ops::Transpose::kYes, logits);
-  if (softcap_ > 0) ops::softcap(ctx.stream, softcap_, logits);
-  offer(ctx, "logits", logits, first_token);
-
-  const Tensor maximum = ctx.scratch.allocate("logits max", DType::kF32, {n});
-  const Tensor sums = ctx.scratch.allocate("sum of exp, target", DType::kF32, {2, n});
-  const Tensor sum = sums.rows(0, 1).view({n});
-  const Tensor target = sums.rows(1, 2).view({n});
-  ops::logits_statistics(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, maximum, sum, target);
-  if (group.size() > 1) {
-    const Tensor own = ctx.scratch.allocate("own logits max", DType::kF32, {n});
-    ops::copy(ctx.stream, maximum, own);
-    group.all_reduce(ctx.stream, maximum, ReduceOp::kMax);
-    ops::rescale_sum_exp(ctx.stream, own, maximum, sum);
-    group.all_reduce(ctx.stream, sums, ReduceOp::kSum);
+  const auto logits_of = [&](Range rows) {
+    const Tensor logits = ctx.scratch.allocate("logits", DType::kF32, {tokens.size(), rows.size()});
+    ops::matmul(ctx.stream, x, ops::Transpose::kNo, weight.rows(rows.begin, rows.end), ops::Transpose::kYes, logits);
+    if (softcap_ > 0) ops::softcap(ctx.stream, softcap_, logits);
+    return logits;
+  };
+  Chunk chunk{tokens, x, labels, parts(ctx), {}, {}, {}, {}};
+  if (ctx.sink != nullptr && chunk.rows.size() > 1) {  // it wants them in one piece
+    const ArenaScope scope(ctx.scratch);
+    offer(ctx, "logits", logits_of({0, table_.rows.size()}), tokens.begin);
   }
+  for (const Range& rows : chunk.rows) chunk.logits.push_back(logits_of(rows));
+  if (chunk.rows.size() == 1) offer(ctx, "logits", chunk.logits.front(), tokens.begin);
 
-  const Tensor losses = ctx.scratch.allocate("token losses", DType::kF32, {n});
-  ops::token_losses(ctx.stream, chunk.labels, maximum, sum, target, losses);
-  ops::add_sum(ctx.stream, losses, loss_sum);
-  if (!gradient_scale) return;
+  const int64_t n = tokens.size();
+  chunk.maximum = ctx.scratch.allocate("logits max", DType::kF32, {n});
+  const Tensor sums = ctx.scratch.allocate("sum of exp, target", DType::kF32, {2, n});
+  chunk.sum = sums.rows(0, 1).view({n});
+  chunk.target = sums.rows(1, 2).view({n});
+  const LeafCut* const leaves = ctx.weights.leaves(table_.weight);
+  leaves == nullptr ? statistics(ctx, chunk, sums) : statistics_in_order(ctx, chunk, *leaves);
+  return chunk;
+}
 
-  const Tensor d_logits = ctx.activation == DType::kF32
-                              ? logits
-                              : ctx.scratch.allocate("d_logits", ctx.activation, {n, table_.rows.size()});
-  ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, maximum, sum, *gradient_scale,
-                       softcap_, d_logits);
-  ops::matmul(ctx.stream, d_logits, ops::Transpose::kNo, ctx.weights.acquire_backward(table_.weight),
-              ops::Transpose::kNo, chunk.d_x);
-  ops::matmul(ctx.stream, d_logits, ops::Transpose::kYes, chunk.x, ops::Transpose::kNo,
-              ctx.weights.gradient(table_.weight), 1.0f);
+Range LmHead::vocabulary_of(Range rows) const {
+  return {table_.rows.begin + rows.begin, table_.rows.begin + rows.end};
+}
+
+void LmHead::statistics(const LayerContext& ctx, const Chunk& chunk, const Tensor& sums) const {
+  Communicator& group = ctx.region.group();
+  ops::logits_statistics(ctx.stream, chunk.logits.front(), chunk.labels, table_.rows, table_.vocab_size, chunk.maximum,
+                         chunk.sum, chunk.target);
+  if (group.size() == 1) return;
+  const Tensor own = ctx.scratch.allocate("own logits max", DType::kF32, {chunk.tokens.size()});
+  ops::copy(ctx.stream, chunk.maximum, own);
+  group.all_reduce(ctx.stream, chunk.maximum, ReduceOp::kMax);
+  ops::rescale_sum_exp(ctx.stream, own, chunk.maximum, chunk.sum);
+  group.all_reduce(ctx.stream, sums, ReduceOp::kSum);
+}
+
+// The sum of each leaf is a number of its own; maxima are exact in any order, and so is a sum with one term that is not
+// zero.
+void LmHead::statistics_in_order(const LayerContext& ctx, const Chunk& chunk, const LeafCut& leaves) const {
+  Communicator& group = ctx.region.group();
+  const int64_t n = chunk.tokens.size();
+  std::vector<Tensor> maxima, sums, targets;
+  for (size_t leaf = 0; leaf < chunk.rows.size(); ++leaf) {
+    for (std::vector<Tensor>* values : {&maxima, &sums, &targets}) {
+      values->push_back(ctx.scratch.allocate("of a leaf", DType::kF32, {n}));
+    }
+    ops::logits_statistics(ctx.stream, chunk.logits[leaf], chunk.labels, vocabulary_of(chunk.rows[leaf]),
+                           table_.vocab_size, maxima[leaf], sums[leaf], targets[leaf]);
+    if (leaf == 0) {
+      ops::copy(ctx.stream, maxima[leaf], chunk.maximum);
+      ops::copy(ctx.stream, targets[leaf], chunk.target);
+    } else {
+      ops::maximum(ctx.stream, chunk.maximum, maxima[leaf], chunk.maximum);
+      ops::add(ctx.stream, chunk.target, targets[leaf], chunk.target);
+    }
+  }
+  group.all_reduce(ctx.stream, chunk.maximum, ReduceOp::kMax);
+  group.all_reduce(ctx.stream, chunk.target, ReduceOp::kSum);
+  for (size_t leaf = 0; leaf < chunk.rows.size(); ++leaf) {
+    ops::rescale_sum_exp(ctx.stream, maxima[leaf], chunk.maximum, sums[leaf]);
+  }
+  sum_leaves(ctx, leaves, sums, chunk.sum);
+}
+
+void LmHead::add_losses(const LayerContext& ctx, const Chunk& chunk, const Tensor& loss_sums) const {
+  const Tensor losses = ctx.scratch.allocate("token losses", DType::kF32, {chunk.tokens.size()});
+  ops::token_losses(ctx.stream, chunk.labels, chunk.maximum, chunk.sum, chunk.target, losses);
+  const int64_t length = ctx.sequence_length;
+  for (int64_t sample = chunk.tokens.begin / length; sample * length < chunk.tokens.end; ++sample) {
+    const Range part = intersect(chunk.tokens, {sample * length, (sample + 1) * length});
+    ops::add_sum(ctx.stream, losses.rows(part.begin - chunk.tokens.begin, part.end - chunk.tokens.begin),
+                 loss_sums.rows(sample, sample + 1));
+  }
+}
+
+void LmHead::chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float scale, const GroupProduct& d_x) const {
+  std::vector<Tensor> d_logits;
+  for (size_t part = 0; part < chunk.rows.size(); ++part) {
+    const Tensor& logits = chunk.logits[part];
+    d_logits.push_back(ctx.activation == DType::kF32
+                           ? logits
+                           : ctx.scratch.allocate("d_logits", ctx.activation, {logits.dim(0), logits.dim(1)}));
+    ops::logits_gradient(ctx.stream, logits, chunk.labels, vocabulary_of(chunk.rows[part]), table_.vocab_size,
+                         chunk.maximum, chunk.sum, scale, softcap_, d_logits.back());
+  }
+  d_x.multiply_rows(chunk.tokens.begin, d_logits, ctx.weights.acquire_backward(table_.weight));
+  ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, [&](Range tokens, const Tensor& into) {
+    const Range local{tokens.begin - chunk.tokens.begin, tokens.end - chunk.tokens.begin};
+    const Tensor x = chunk.x.rows(local.begin, local.end);
+    for (size_t part = 0; part < chunk.rows.size(); ++part) {
+      ops::matmul(ctx.stream, d_logits[part].rows(local.begin, local.end), ops::Transpose::kYes, x, ops::Transpose::kNo,
+                  into.rows(chunk.rows[part].begin, chunk.rows[part].end), 1.0f);
+    }
+  });
 }
 
 }  // namespace invar

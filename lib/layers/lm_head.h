@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "layers/group_product.h"
 #include "layers/vocab_embedding.h"
 
 namespace invar {
@@ -10,29 +11,42 @@ namespace invar {
 // gradient is taken in the same pass, so backward costs no second projection.
 class LmHead {
  public:
-  // logits = softcap · tanh(x Wᵀ / softcap); 0: x Wᵀ.
-  explicit LmHead(const VocabTable& table, double softcap = 0) : table_(table), softcap_(static_cast<float>(softcap)) {}
+  // logits = softcap · tanh(x Wᵀ / softcap); 0: x Wᵀ. sample_chunk: tokens of a sample whose gradient of the weight is
+  // one product, in fixed order; it divides the sequence length.
+  explicit LmHead(const VocabTable& table, double softcap = 0, int64_t sample_chunk = 0)
+      : table_(table), softcap_(static_cast<float>(softcap)), sample_chunk_(sample_chunk) {}
 
-  // x (local, C), labels i32 (T), negative = not counted. Adds Σ loss of the counted tokens, equal on all ranks of the
-  // tensor group, to loss_sum f64 (1). With gradient_scale, adds the weight's gradient of gradient_scale times that sum
-  // and returns d_x (local, C).
+  // x (local, C), labels i32 (T), negative = not counted. Adds each sample's Σ loss of the counted tokens, equal on all
+  // ranks of the tensor group, to loss_sums f64 (samples). With gradient_scale, adds the weight's gradient of
+  // gradient_scale times the sum of these and returns d_x (local, C).
   Tensor loss(const LayerContext& ctx, const Tensor& x, const Tensor& labels, std::optional<float> gradient_scale,
-              const Tensor& loss_sum) const;
+              const Tensor& loss_sums) const;
 
   // Padded vocabulary rows of this rank; columns of the logits handed to a sink.
   Range vocabulary() const { return table_.rows; }
 
  private:
+  // Tokens whose logits exist at a time.
   struct Chunk {
-    Tensor x;       // (n, C)
-    Tensor labels;  // (n)
-    Tensor d_x;     // (n, C) partial sums, if a gradient was asked for
+    Range tokens;
+    Tensor x;                     // (n, C)
+    Tensor labels;                // (n)
+    std::vector<Range> rows;      // of the weight, of each part of the logits
+    std::vector<Tensor> logits;   // f32 (n, rows of the part)
+    Tensor maximum, sum, target;  // f32 (n), over the whole vocabulary
   };
-  void chunk_loss(const LayerContext& ctx, const Chunk& chunk, int64_t first_token, std::optional<float> gradient_scale,
-                  const Tensor& loss_sum) const;
+  int64_t chunk_size(const LayerContext& ctx) const;
+  std::vector<Range> parts(const LayerContext& ctx) const;
+  Range vocabulary_of(Range rows) const;
+  Chunk make_logits(const LayerContext& ctx, Range tokens, const Tensor& x, const Tensor& labels) const;
+  void statistics(const LayerContext& ctx, const Chunk& chunk, const Tensor& sums) const;
+  void statistics_in_order(const LayerContext& ctx, const Chunk& chunk, const LeafCut& leaves) const;
+  void add_losses(const LayerContext& ctx, const Chunk& chunk, const Tensor& loss_sums) const;
+  void chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float scale, const GroupProduct& d_x) const;
 
   VocabTable table_;
   float softcap_;
+  int64_t sample_chunk_;
 };
 
 }  // namespace invar

@@ -2,15 +2,11 @@
 
 #include <cmath>
 
+#include "layers/group_product.h"
 #include "ops/elementwise.h"
-#include "parallel/unit_partition.h"
 
 namespace invar {
 namespace {
-
-Range units_of(const Communicator& tensor, int64_t width, int64_t block) {
-  return split_units(width / block, tensor.size())[static_cast<size_t>(tensor.rank())];
-}
 
 // Rows [units.begin, units.end) · rows_per_unit of a tensor's P rows, once for each of `layers` such blocks.
 std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, int64_t rows_per_unit) {
@@ -23,9 +19,10 @@ std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, i
   return runs;
 }
 
-// A parameter whose runs are this rank's whole weight.
-WeightId add_weight(ParameterTable& table, Parameter parameter) {
+// A parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any.
+WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr) {
   Weight weight;
+  weight.leaves = std::move(leaves);
   weight.name = parameter.name;
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
@@ -58,9 +55,11 @@ WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Ran
   return add_weight(table, std::move(parameter));
 }
 
-WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
-  return add_weight(table, cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
-                                       runs_of(spec.layers, spec.width / spec.block, units, spec.block)));
+WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, const UnitCut& cut) {
+  return add_weight(table,
+                    cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
+                                runs_of(spec.layers, spec.width / spec.block, cut.mine(), spec.block)),
+                    cut.leaf_cut(spec.block, spec.layers));
 }
 
 WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
@@ -69,14 +68,18 @@ WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Rang
   return add_weight(table, std::move(parameter));
 }
 
-WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
-  return add_weight(table, cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
-                                       runs_of(1, spec.width / spec.block, units, spec.block)));
+WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
+  return add_weight(table,
+                    cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
+                                runs_of(1, spec.width / spec.block, cut.mine(), spec.block)),
+                    cut.leaf_cut(spec.block));
 }
 
-WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, Range units) {
-  return add_weight(table, cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
-                                          runs_of(1, spec.width / spec.block, units, spec.block), 1));
+WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
+  return add_weight(table,
+                    cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
+                                   runs_of(1, spec.width / spec.block, cut.mine(), spec.block), 1),
+                    cut.leaf_cut(spec.block));
 }
 
 }  // namespace
@@ -84,13 +87,14 @@ WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec
 PerLayerEmbedding::PerLayerEmbedding(ParameterTable& table, const Communicator& tensor,
                                      const PerLayerEmbeddingSpec& spec)
     : spec_(spec),
-      units_(units_of(tensor, spec.width, spec.block)),
+      cut_(table.cut(spec.width / spec.block, tensor)),
+      column_leaves_(cut_.leaf_cut(spec.block)),
       lookup_{static_cast<float>(spec.scale), spec.frozen_token},
       params_{spec.layers, spec.width, static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.hidden_size))),
               static_cast<float>(spec.norm_eps)},
-      table_(add_table(table, spec, units_)),
-      projection_(add_projection(table, spec, units_)),
-      norm_(add_norm(table, spec, units_)) {}
+      table_(add_table(table, spec, cut_.mine())),
+      projection_(add_projection(table, spec, cut_)),
+      norm_(add_norm(table, spec, cut_.mine())) {}
 
 Tensor PerLayerEmbedding::of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer) {
   const int64_t tokens = ctx.region.tokens();
@@ -100,7 +104,7 @@ Tensor PerLayerEmbedding::of_layer(const LayerContext& ctx, const Tensor& inputs
 void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& x, bool with_gradient,
                                 Saved& saved) const {
   const int64_t t = ctx.region.tokens();
-  const int64_t width = units_.size() * spec_.block;
+  const int64_t width = cut_.mine().size() * spec_.block;
   saved.projected = ctx.saved.allocate("per-layer projection", ctx.activation, {t, spec_.layers * width});
   saved.squares = ctx.saved.allocate("per-layer squares", DType::kF32, {t, spec_.layers});
   saved.inputs = ctx.saved.allocate("per-layer inputs", ctx.activation, {spec_.layers * t, width});
@@ -109,8 +113,9 @@ void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, c
   }
   const ArenaScope scope(ctx.scratch);
   projection_.forward(ctx, x, saved.projected);
-  ops::per_layer_squares(ctx.stream, params_, saved.projected, saved.squares);
-  ctx.region.group().all_reduce(ctx.stream, saved.squares, ReduceOp::kSum);
+  sum_over_columns(ctx, saved.squares, [&](const Tensor& sums, std::span<const Range> leaves) {
+    ops::per_layer_squares(ctx.stream, params_, saved.projected, sums, leaves);
+  });
   const Tensor looked_up = ctx.scratch.allocate("per-layer lookup", ctx.activation, {t, spec_.layers * width});
   ops::column_embedding_forward(ctx.stream, lookup_, tokens, ctx.weights.acquire_forward(table_), spec_.block,
                                 looked_up);
@@ -125,22 +130,70 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
   const int64_t t = ctx.region.tokens();
   const ops::PerLayerProjection projection{saved.projected, saved.squares, ctx.weights.acquire_backward(norm_)};
   const Tensor dots = ctx.scratch.allocate("per-layer dots", DType::kF32, {t, spec_.layers});
-  ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, dots);
-  ctx.region.group().all_reduce(ctx.stream, dots, ReduceOp::kSum);
+  sum_over_columns(ctx, dots, [&](const Tensor& sums, std::span<const Range> leaves) {
+    ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, sums, leaves);
+  });
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
-  ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
-                                ctx.weights.gradient(norm_));
-  ctx.weights.gradient_done(norm_);
-  ops::column_embedding_backward(ctx.stream, lookup_, tokens, d_looked_up, spec_.block, ctx.weights.gradient(table_));
+  norm_backward(ctx, projection, dots, saved, d_looked_up);
+  ctx.weights.accumulate(ctx.stream, table_, {0, t}, [&](Range part, const Tensor& into) {
+    ops::column_embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
+                                   d_looked_up.rows(part.begin, part.end), spec_.block, into);
+  });
   ctx.weights.gradient_done(table_);
   ops::add(ctx.stream, d_x, projection_.backward(ctx, x, saved.projected), d_x);
 }
 
+// sums f32 (T, L) of terms over the columns of all ranks, made by terms(sums of this rank or by leaf, leaves).
+void PerLayerEmbedding::sum_over_columns(
+    const LayerContext& ctx, const Tensor& sums,
+    const std::function<void(const Tensor&, std::span<const Range>)>& terms) const {
+  if (column_leaves_ == nullptr) {
+    terms(sums, {});
+    ctx.region.group().all_reduce(ctx.stream, sums, ReduceOp::kSum);
+    return;
+  }
+  const ArenaScope scope(ctx.scratch);
+  const std::vector<Range>& columns = column_leaves_->rows;
+  const Tensor by_leaf =
+      ctx.scratch.allocate("sums by leaf", DType::kF32, {std::ssize(columns), sums.dim(0), sums.dim(1)});
+  terms(by_leaf, columns);
+  std::vector<Tensor> leaves;
+  for (int64_t leaf = 0; leaf < std::ssize(columns); ++leaf) {
+    leaves.push_back(by_leaf.rows(leaf, leaf + 1).view({sums.numel()}));
+  }
+  sum_leaves(ctx, *column_leaves_, leaves, sums.view({sums.numel()}));
+}
+
+// Replaces saved.projected by its gradient.
+void PerLayerEmbedding::norm_backward(const LayerContext& ctx, const ops::PerLayerProjection& projection,
+                                      const Tensor& dots, const Saved& saved, const Tensor& d_looked_up) const {
+  const ArenaScope scope(ctx.scratch);
+  const auto run = [&](const Tensor& d_weight) {
+    ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
+                                  d_weight);
+  };
+  const Range all_tokens{0, ctx.region.tokens()};
+  if (ctx.region.token_block() == 0) {
+    ctx.weights.accumulate(ctx.stream, norm_, all_tokens, [&](Range, const Tensor& into) { run(into); });
+  } else {
+    const int64_t width = cut_.mine().size() * spec_.block;
+    const int64_t samples = all_tokens.size() / ctx.sequence_length;
+    const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples, width});
+    ops::zero(ctx.stream, by_sample);
+    run(by_sample);
+    ctx.weights.accumulate(ctx.stream, norm_, all_tokens, [&](Range tokens, const Tensor& into) {
+      const int64_t sample = tokens.begin / ctx.sequence_length;
+      ops::add(ctx.stream, into, by_sample.rows(sample, sample + 1).view({width}), into);
+    });
+  }
+  ctx.weights.gradient_done(norm_);
+}
+
 PerLayerGate::PerLayerGate(ParameterTable& table, const Communicator& tensor, const PerLayerGateSpec& spec)
     : spec_(spec),
-      units_(units_of(tensor, spec.width, spec.block)),
-      gate_(add_gate(table, spec, units_)),
-      projection_(add_gate_projection(table, spec, units_)) {}
+      cut_(table.cut(spec.width / spec.block, tensor)),
+      gate_(add_gate(table, spec, cut_)),
+      projection_(add_gate_projection(table, spec, cut_)) {}
 
 Tensor PerLayerGate::gated(const LayerContext& ctx, const Tensor& input, const Saved& saved) const {
   const Tensor product = ctx.scratch.allocate("gated input", ctx.activation, {input.dim(0), input.dim(1)});

@@ -45,8 +45,14 @@ class PerLayerEmbedding {
   static Tensor of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer);
 
  private:
+  void sum_over_columns(const LayerContext& ctx, const Tensor& sums,
+                        const std::function<void(const Tensor&, std::span<const Range>)>& terms) const;
+  void norm_backward(const LayerContext& ctx, const ops::PerLayerProjection& projection, const Tensor& dots,
+                     const Saved& saved, const Tensor& d_looked_up) const;
+
   PerLayerEmbeddingSpec spec_;
-  Range units_;
+  UnitCut cut_;
+  std::shared_ptr<const LeafCut> column_leaves_;  // of sums over P
   ops::LookupParams lookup_;
   ops::PerLayerInputParams params_;
   WeightId table_;
@@ -82,7 +88,7 @@ class PerLayerGate {
   Tensor gated(const LayerContext& ctx, const Tensor& input, const Saved& saved) const;
 
   PerLayerGateSpec spec_;
-  Range units_;
+  UnitCut cut_;
   ColumnParallelLinear gate_;
   RowParallelLinear projection_;
 };

@@ -1,5 +1,7 @@
 #include "layers/rms_norm.h"
 
+#include "ops/elementwise.h"
+
 namespace invar {
 
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
@@ -10,7 +12,7 @@ WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& repli
   parameter.init = Init::kOnes;
   parameter.runs = {{{0, size}, 0}};
   parameter.replicas = replicas.tensor();
-  parameter.partial_gradient = partial_gradient;
+  parameter.partial_gradient = partial_gradient && !table.fixed_order();
   Weight weight;
   weight.name = name;
   weight.rows = size;
@@ -35,8 +37,24 @@ void RmsNorm::add_forward(const LayerContext& ctx, const Tensor& a, const Tensor
 
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
                        ops::Write write, const Tensor& d_x) const {
-  ops::rms_norm_backward(ctx.stream, d_y, x, ctx.weights.acquire_backward(weight_), rstd, write, d_x,
-                         ctx.weights.gradient(weight_));
+  const ArenaScope scope(ctx.scratch);
+  const Tensor weight = ctx.weights.acquire_backward(weight_);
+  const auto run = [&](const Tensor& d_weight) {
+    ops::rms_norm_backward(ctx.stream, d_y, x, weight, rstd, write, d_x, d_weight);
+  };
+  const Range all_tokens{0, ctx.region.tokens()};
+  const int64_t block = ctx.region.token_block();
+  if (block == 0) {
+    ctx.weights.accumulate(ctx.stream, weight_, all_tokens, [&](Range, const Tensor& into) { run(into); });
+  } else {
+    const Tensor own = ctx.scratch.allocate("sums of token blocks", DType::kF32, {x.dim(0) / block, x.dim(1)});
+    ops::zero(ctx.stream, own);
+    run(own);
+    const Tensor blocks = ctx.region.gather_blocks(ctx.stream, ctx.scratch, own);
+    ctx.weights.accumulate(ctx.stream, weight_, all_tokens, [&](Range tokens, const Tensor& into) {
+      ops::add_rows(ctx.stream, blocks.rows(tokens.begin / block, tokens.end / block), into);
+    });
+  }
   ctx.weights.gradient_done(weight_);
 }
 

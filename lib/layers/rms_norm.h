@@ -27,7 +27,8 @@ class RmsNorm {
   float eps_;
 };
 
-// A one-dim weight that every rank of the tensor group holds whole.
+// A one-dim weight that every rank of the tensor group holds whole. partial_gradient: each rank adds the terms that it
+// sees (in fixed order the layer gathers them all).
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
                                int64_t size, bool partial_gradient);
 

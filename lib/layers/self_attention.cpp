@@ -11,9 +11,21 @@ int64_t raw_kv_heads(const AttentionSpec& spec) {
   return spec.borrows ? 0 : (spec.values_from_keys ? 1 : 2);
 }
 
+// In fixed order a rank holds whole KV groups.
+HeadPartition hold_heads(const ParameterTable& table, const AttentionSpec& spec, const UnitCut& groups,
+                         const Communicator& tensor) {
+  if (!table.fixed_order()) return partition_heads(spec.query_heads, spec.kv_heads, tensor.size(), tensor.rank());
+  HeadPartition part;
+  part.heads_per_group = spec.query_heads / spec.kv_heads;
+  part.kv_heads = groups.mine();
+  part.query_heads = {part.kv_heads.begin * part.heads_per_group, part.kv_heads.end * part.heads_per_group};
+  part.replica_color = tensor.rank();
+  return part;
+}
+
 // Rows per KV group of this rank: [q heads of the group, k, v], without what the layer has not.
-WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec,
-                 const HeadPartition& heads) {
+WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const HeadPartition& heads,
+                 const UnitCut& groups) {
   const int64_t d = spec.head_dim;
   const int64_t group_rows = (heads.heads_per_group + raw_kv_heads(spec)) * d;
   Parameter q;
@@ -39,12 +51,13 @@ WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const Attention
   weight.rows = heads.kv_heads.size() * group_rows;
   weight.cols = spec.hidden_size;
   weight.parameters = {std::move(q)};
+  weight.leaves = groups.leaf_cut(group_rows);
   if (!spec.borrows) weight.parameters.push_back(std::move(k));
   if (!spec.borrows && !spec.values_from_keys) weight.parameters.push_back(std::move(v));
   return table.add(std::move(weight));
 }
 
-WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPartition& heads) {
+WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPartition& heads, const UnitCut& groups) {
   const int64_t d = spec.head_dim;
   Parameter o;
   o.name = spec.prefix + "o_proj.weight";
@@ -55,6 +68,7 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPar
   weight.name = o.name;
   weight.rows = heads.query_heads.size() * d;
   weight.cols = spec.hidden_size;
+  weight.leaves = groups.leaf_cut(heads.heads_per_group * d);
   weight.parameters = {std::move(o)};
   return table.add(std::move(weight));
 }
@@ -64,10 +78,11 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPar
 SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec,
                              const ops::RopeTable& rope)
     : spec_(spec),
-      heads_(partition_heads(spec.query_heads, spec.kv_heads, replicas.tensor()->size(), replicas.tensor()->rank())),
+      groups_(table.cut(spec.kv_heads, *replicas.tensor())),
+      heads_(hold_heads(table, spec, groups_, *replicas.tensor())),
       rope_(rope),
-      qkv_(add_qkv(table, replicas, spec, heads_)),
-      out_(add_out(table, spec, heads_)),
+      qkv_(add_qkv(table, replicas, spec, heads_, groups_)),
+      out_(add_out(table, spec, heads_, groups_)),
       // Every rank sees its own heads only, with or without sequence parallelism.
       q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)) {
   INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
@@ -184,10 +199,7 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
         .backward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse, per_head(d_out),
                   delta, d_q, final_kv(d_kv, Kind::kKey), d_v);
 
-    ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, ctx.weights.acquire_backward(q_norm_)), d_q,
-                                 raw(saved.qkv, Kind::kQuery), ops::Write::kSet, raw(d_qkv, Kind::kQuery),
-                                 ctx.weights.gradient(q_norm_));
-    ctx.weights.gradient_done(q_norm_);
+    head_norm_backward(ctx, q_norm_, d_q, raw(saved.qkv, Kind::kQuery), raw(d_qkv, Kind::kQuery));
     if (shared != nullptr) ops::add(ctx.stream, shared->d_kv, d_kv, shared->d_kv);
     if (!spec_.borrows) {
       if (shared != nullptr) ops::copy(ctx.stream, shared->d_kv, d_kv);
@@ -197,13 +209,48 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
   return qkv_.backward(ctx, x, d_qkv);
 }
 
+// In fixed order the terms of a sample are added by head, then over all heads of the model.
+void SelfAttention::head_norm_backward(const LayerContext& ctx, WeightId weight, const ops::HeadView& d_out,
+                                       const ops::HeadView& in, const ops::HeadView& d_in) const {
+  const ArenaScope scope(ctx.scratch);
+  const ops::HeadNormRope norm = head_norm(ctx, ctx.weights.acquire_backward(weight));
+  const Range all_tokens{0, ctx.region.tokens()};
+  const auto run = [&](const Tensor& d_weight) {
+    ops::head_norm_rope_backward(ctx.stream, norm, d_out, in, ops::Write::kSet, d_in, d_weight);
+  };
+  if (ctx.region.token_block() == 0) {
+    ctx.weights.accumulate(ctx.stream, weight, all_tokens, [&](Range, const Tensor& into) { run(into); });
+  } else {
+    const int64_t samples = ctx.region.tokens() / ctx.sequence_length;
+    const int64_t d = spec_.head_dim;
+    const int64_t heads_per_group = in.heads() / groups_.mine().size();
+    const Tensor own = ctx.scratch.allocate("sums by head", DType::kF32, {in.heads(), samples, d});
+    ops::zero(ctx.stream, own);
+    run(own);
+    std::vector<int64_t> counts;
+    for (const Range& groups : groups_.runs()) counts.push_back(groups.size() * heads_per_group * samples * d);
+    const int64_t heads_here = in.heads();
+    const int64_t heads = groups_.runs().back().end * heads_per_group;
+    Tensor all = own.view({heads_here, samples * d});
+    if (ctx.region.group().size() > 1) {
+      all = ctx.scratch.allocate("sums of all heads", DType::kF32, {heads, samples * d});
+      ctx.region.group().all_gather(ctx.stream, own, all, counts);
+    }
+    const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples * d});
+    ops::zero(ctx.stream, by_sample);
+    ops::add_rows(ctx.stream, all, by_sample);
+    ctx.weights.accumulate(ctx.stream, weight, all_tokens, [&](Range tokens, const Tensor& into) {
+      const int64_t first = tokens.begin / ctx.sequence_length * d;
+      ops::add(ctx.stream, into, by_sample.rows(first, first + d), into);
+    });
+  }
+  ctx.weights.gradient_done(weight);
+}
+
 // From the gradients of the final keys and values to those of their raw heads in d_qkv.
 void SelfAttention::key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv,
                                        const Tensor& d_qkv) const {
-  ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, ctx.weights.acquire_backward(*k_norm_)),
-                               final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey), ops::Write::kSet,
-                               raw(d_qkv, Kind::kKey), ctx.weights.gradient(*k_norm_));
-  ctx.weights.gradient_done(*k_norm_);
+  head_norm_backward(ctx, *k_norm_, final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey), raw(d_qkv, Kind::kKey));
   if (!spec_.normed_values) return;  // theirs is there already
   // Values that are the raw keys add to what the keys have left.
   const auto write = spec_.values_from_keys ? ops::Write::kAdd : ops::Write::kSet;

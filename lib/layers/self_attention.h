@@ -72,9 +72,12 @@ class SelfAttention {
   ops::HeadNormRope head_norm(const LayerContext& ctx, const Tensor& weight) const;
   ops::HeadNormRope value_norm() const;
   Heads prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const;
+  void head_norm_backward(const LayerContext& ctx, WeightId weight, const ops::HeadView& d_out, const ops::HeadView& in,
+                          const ops::HeadView& d_in) const;
   void key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv, const Tensor& d_qkv) const;
 
   AttentionSpec spec_;
+  UnitCut groups_;  // KV heads with their query heads
   HeadPartition heads_;
   const ops::RopeTable& rope_;
   ColumnParallelLinear qkv_;

@@ -10,12 +10,12 @@ namespace invar {
 
 VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, const std::string& name,
                            int64_t vocab_size, int64_t hidden_size, int64_t frozen_token) {
-  const auto units = split_units(vocab_units(vocab_size), tensor.size());
-  const Range mine = units[static_cast<size_t>(tensor.rank())];
+  const UnitCut units = table.cut(vocab_units(vocab_size), tensor);
+  const Range mine = units.mine();
   VocabTable vocabulary;
   vocabulary.rows = {mine.begin * kVocabUnit, mine.end * kVocabUnit};
   vocabulary.vocab_size = vocab_size;
-  vocabulary.widest = units.front().size() * kVocabUnit;
+  vocabulary.widest = units.widest() * kVocabUnit;
 
   Parameter parameter;
   parameter.name = name;
@@ -27,6 +27,7 @@ VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, co
   weight.name = name;
   weight.rows = vocabulary.rows.size();
   weight.cols = hidden_size;
+  weight.leaves = units.leaf_cut(kVocabUnit);
   weight.parameters = {std::move(parameter)};
   vocabulary.weight = table.add(std::move(weight));
   return vocabulary;
@@ -43,8 +44,11 @@ void VocabEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, cons
 void VocabEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& d_h) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor d_all = ctx.region.gather(ctx.stream, ctx.scratch, d_h);
-  ops::embedding_backward(ctx.stream, lookup_, tokens, d_all, table_.rows, ctx.weights.gradient(table_.weight));
-  ctx.weights.gradient_done(table_.weight);
+  ctx.weights.accumulate(ctx.stream, use_, {0, ctx.region.tokens()}, [&](Range part, const Tensor& into) {
+    ops::embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end), d_all.rows(part.begin, part.end),
+                            table_.rows, into);
+  });
+  ctx.weights.gradient_done(use_.id);
 }
 
 }  // namespace invar

@@ -19,7 +19,9 @@ VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, co
 // Token embedding. Each rank looks up the rows that it holds; the others' are zero, so the sum over ranks is exact.
 class VocabEmbedding {
  public:
-  VocabEmbedding(const VocabTable& table, const ops::LookupParams& lookup) : table_(table), lookup_(lookup) {}
+  // use: of the table's weight.
+  VocabEmbedding(const VocabTable& table, const WeightUse& use, const ops::LookupParams& lookup)
+      : table_(table), use_(use), lookup_(lookup) {}
 
   // tokens i32 (T) -> h (local, C), written to h.
   void forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& h) const;
@@ -27,6 +29,7 @@ class VocabEmbedding {
 
  private:
   VocabTable table_;
+  WeightUse use_;
   ops::LookupParams lookup_;
 };
 

@@ -26,13 +26,14 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
     : spec_(spec),
       options_(options),
       replicas_(groups),
-      region_(*groups.tensor, options.sequence_parallel),
+      region_(*groups.tensor, options.sequence_parallel,
+              options.contract != nullptr ? options.contract->token_block : 0),
+      table_(options.contract != nullptr ? options.contract->leaves : 0),
       weights_(table_) {
   const VocabTable tokens =
       add_vocab_table(table_, *groups.tensor, spec.embedding, spec.vocab_size, spec.hidden_size, spec.frozen_token);
   const ops::LookupParams lookup{static_cast<float>(rounded_scale(spec.embedding_scale, options.dtype)),
                                  spec.frozen_token};
-  embedding_ = std::make_unique<VocabEmbedding>(tokens, lookup);
   if (!spec.per_layer.table.empty()) {
     spec_.per_layer.scale = rounded_scale(spec.per_layer.scale, options.dtype);
     per_layer_ = std::make_unique<PerLayerEmbedding>(table_, *groups.tensor, spec_.per_layer);
@@ -42,17 +43,17 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
   }
   final_norm_ = std::make_unique<RmsNorm>(table_, replicas_, spec.final_norm, spec.hidden_size, spec.norm_eps,
                                           options.sequence_parallel);
-  if (spec.head.empty()) table_.add_user(tokens.weight);
+  const WeightUse looked_up = spec.head.empty() ? table_.add_user(tokens.weight) : WeightUse(tokens.weight);
+  embedding_ = std::make_unique<VocabEmbedding>(tokens, looked_up, lookup);
   head_ = std::make_unique<LmHead>(
       spec.head.empty() ? tokens
                         : add_vocab_table(table_, *groups.tensor, spec.head, spec.vocab_size, spec.hidden_size),
-      spec.softcap);
+      spec.softcap, options.contract != nullptr ? options.contract->head_chunk_tokens : 0);
   saved_.resize(layers_.size());
 }
 
 void DecoderModel::allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants) {
-  table_.allocate(parameters, gradients, options_.dtype);
-  region_.open_queue(stream);
+  table_.allocate(parameters, gradients, options_.dtype, options_.samples != nullptr ? options_.samples->buffers() : 1);
   for (auto& [spec, rope] : ropes_) {
     rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
     rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
@@ -148,7 +149,7 @@ std::vector<std::string> DecoderModel::explain_attention(const Workspace& worksp
   return lines;
 }
 
-void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sum,
+void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sums,
                             TensorSink* sink) {
   const LayerContext ctx = context(workspace, batch, sink);
   const ArenaScope saved(ctx.saved);
@@ -156,12 +157,13 @@ void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch,
   const Tensor h = forward_layers(ctx, batch, false);
   const Tensor x = ctx.scratch.allocate("normed", ctx.activation, {h.dim(0), h.dim(1)});
   final_norm_->forward(ctx, h, x, ctx.scratch.allocate("rstd", DType::kF32, {h.dim(0)}));
-  head_->loss(ctx, x, batch.labels, std::nullopt, loss_sum);
+  head_->loss(ctx, x, batch.labels, std::nullopt, loss_sums);
 }
 
 void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
-                                    const Tensor& loss_sum, TensorSink* sink) {
+                                    const Tensor& loss_sums, int64_t first_sample, TensorSink* sink) {
   const LayerContext ctx = context(workspace, batch, sink);
+  if (options_.samples != nullptr) weights_.begin_micro_batch(*options_.samples, first_sample, batch.sequence_length);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
   const Tensor h = forward_layers(ctx, batch, true);
@@ -172,7 +174,7 @@ void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch
     const Tensor x = ctx.scratch.allocate("normed", ctx.activation, {h.dim(0), h.dim(1)});
     final_norm_->forward(ctx, h, x, rstd);
     set_phase(ctx.stream, "head");
-    const Tensor d_x = head_->loss(ctx, x, batch.labels, gradient_scale, loss_sum);
+    const Tensor d_x = head_->loss(ctx, x, batch.labels, gradient_scale, loss_sums);
     final_norm_->backward(ctx, d_x, h, rstd, ops::Write::kSet, d_h);
   }
   backward_layers(ctx, batch, d_h);

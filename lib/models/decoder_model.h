@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/contract.h"
 #include "layers/lm_head.h"
 #include "models/decoder_layer.h"
 
@@ -38,6 +39,9 @@ class DecoderModel {
     RecomputeKind recompute = RecomputeKind::kNone;
     DType dtype = DType::kF32;  // of parameters and activations
     int64_t sequence_length = 0;
+    // Sums in fixed order, those over the samples of a step too; null: in any order. Both outlive the model.
+    const NumericsContract* contract = nullptr;
+    const WorkerOrder* samples = nullptr;
   };
 
   DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const Options& options);
@@ -54,12 +58,14 @@ class DecoderModel {
   // chunk of tokens at a time; and in backward "d_kv.L" f32 (T, Hkv·2·D), the gradient of the keys and values that L
   // shares, after L has added its own.
   //
-  // Adds Σ loss over the micro-batch's counted tokens, the same on every rank of the tensor group, to loss_sum f64 (1).
-  void evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sum,
+  // Adds Σ loss over each sample's counted tokens, the same on every rank of the tensor group, to loss_sums f64
+  // (samples).
+  void evaluate(const Workspace& workspace, const MicroBatch& batch, const Tensor& loss_sums,
                 TensorSink* sink = nullptr);
-  // The same, and adds the gradient of gradient_scale · Σ loss to the weights' gradients.
+  // The same, and adds the gradient of gradient_scale · Σ loss to the weights' gradients. first_sample: where the
+  // micro-batch's samples are among this rank's of the step.
   void forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
-                        const Tensor& loss_sum, TensorSink* sink = nullptr);
+                        const Tensor& loss_sums, int64_t first_sample = 0, TensorSink* sink = nullptr);
 
   // How each layer's attention is computed on such a micro-batch, for a person: "layers 0 to 27: cudnn", a line for
   // each run of layers that are alike.

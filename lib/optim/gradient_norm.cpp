@@ -1,6 +1,7 @@
 #include "optim/gradient_norm.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -39,6 +40,47 @@ double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const s
   double total = 0;
   copy_across(stream, squares, Tensor(&total, DType::kF64, DeviceType::kCpu, {1}));
   return std::sqrt(all_reduce_value(world, total, ReduceOp::kSum));
+}
+
+std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership, int data_rank) {
+  std::vector<CountedRows> counted;
+  for (const RowOwnership::Piece& piece : ownership.pieces(data_rank)) {
+    const Weight& weight = table.weight(piece.weight);
+    std::vector<Range> held;
+    for (const Parameter& parameter : weight.parameters) {
+      if (!parameter.counted()) continue;
+      for (const RowRun& run : parameter.runs) {
+        const int64_t begin = weight.offset + run.local * weight.cols;
+        const Range rows = intersect({begin, begin + run.global.size() * weight.cols}, piece.elements);
+        if (!rows.empty()) held.push_back(rows);
+      }
+    }
+    std::ranges::sort(held, {}, &Range::begin);
+    const size_t first = counted.size();
+    for (const Range& rows : held) {  // neighbours in one go
+      if (counted.size() > first && counted.back().elements.end == rows.begin) {
+        counted.back().elements.end = rows.end;
+      } else {
+        counted.push_back({rows, weight.cols});
+      }
+    }
+  }
+  return counted;
+}
+
+double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<CountedRows>& counted,
+                     Communicator& world, const RowSquares& scratch) {
+  int64_t rows = 0;
+  for (const CountedRows& own : counted) {
+    const Tensor x = flat_gradients.rows(own.elements.begin, own.elements.end).view({own.rows(), own.columns});
+    ops::row_squares(stream, x, scratch.squares.rows(rows, rows + own.rows()));
+    rows += own.rows();
+  }
+  ops::exact_sum(stream, scratch.squares.rows(0, rows), scratch.digits);
+  if (scratch.digits.is_meta()) return 0;
+  std::array<int64_t, ExactSum::kDigits> digits;
+  copy_across(stream, scratch.digits, Tensor(digits.data(), DType::kI64, DeviceType::kCpu, {ExactSum::kDigits}));
+  return std::sqrt(all_reduce_value(world, ExactSum::of_digits(digits)));
 }
 
 double clip_coefficient(double norm, double max_norm) {

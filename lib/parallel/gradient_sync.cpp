@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/integer.h"
+#include "ops/elementwise.h"
+#include "parallel/tree_collectives.h"
 
 namespace invar {
 namespace {
@@ -76,17 +78,22 @@ std::vector<RowOwnership::Piece> RowOwnership::pieces(int data_rank) const {
 }
 
 GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
-                           const Stream& stream)
+                           const Stream& stream, const WorkerOrder* order, Arena& staging)
     : table_(table),
       ownership_(ownership),
       data_(*groups.data),
       stream_(stream),
       queue_(data_.size() > 1 ? queue_beside(stream) : stream),
+      order_(order),
+      staging_(staging),
       buckets_(ownership.buckets().size()) {
   for (const WeightId id : table.layout()) buckets_[ownership.bucket_of(id)].users += table.weight(id).users;
-  const bool may_drift = data_.size() > 2 && !data_.adds_in_rank_order();  // two terms have one sum
+  const bool may_drift =  // two terms have one sum
+      order == nullptr && data_.size() > 2 && !data_.adds_in_rank_order();
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
     if (parameter.replicas == nullptr || parameter.replicas->size() == 1) return;
+    INVAR_CHECK(order == nullptr || !parameter.partial_gradient, "'{}' is a term of a sum in fixed order",
+                parameter.name);
     if (parameter.partial_gradient) add_copies(&BucketState::partial, parameter.replicas, elements);
     if (may_drift && parameter.trained) add_copies(&BucketState::equal, parameter.replicas, elements);
   });
@@ -149,6 +156,7 @@ void GradientSync::gradient_done(WeightId id) {
 
 void GradientSync::sum(size_t bucket) {
   buckets_[bucket].summed = true;
+  if (order_ != nullptr) return sum_in_order(bucket);
   const Tensor& gradients = table_.flat_gradients();
   for (const Copies& part : buckets_[bucket].partial) {
     part.group->all_reduce(stream_, gradients.rows(part.elements.begin, part.elements.end), ReduceOp::kSum);
@@ -159,6 +167,40 @@ void GradientSync::sum(size_t bucket) {
   wait_for(queue_, stream_);
   data_.reduce_scatter(queue_, gradients.rows(cut.elements.begin, cut.elements.end), gradients.rows(own.begin, own.end),
                        cut.counts, ReduceOp::kSum);
+}
+
+// The terms of the data ranks by the tree, then the two terms of a weight with two users.
+void GradientSync::sum_in_order(size_t bucket) {
+  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  wait_for(queue_, stream_);
+  sum_nodes(cut.elements, cut.counts);
+  for (const WeightId id : table_.layout()) {
+    const Weight& weight = table_.weight(id);
+    if (weight.second_term < 0 || ownership_.bucket_of(id) != bucket) continue;
+    std::vector<int64_t> counts;
+    for (int rank = 0; rank < data_.size(); ++rank) {
+      counts.push_back(intersect(cut.owned(rank), weight.elements()).size());
+    }
+    const int64_t shift = weight.second_term - weight.offset;
+    sum_nodes({weight.second_term, weight.second_term + weight.elements().size()}, counts);
+    const Range own = own_part(bucket, weight.elements());
+    if (own.empty()) continue;
+    const Tensor first = table_.gradients(0, own);
+    ops::add(queue_, first, table_.gradients(0, {own.begin + shift, own.end + shift}), first);
+  }
+}
+
+// Of these elements of the gradient buffers a rank gets counts[rank], at their place in the first buffer.
+void GradientSync::sum_nodes(Range elements, std::span<const int64_t> counts) {
+  if (data_.size() == 1) return;  // the root is there
+  std::vector<Tensor> nodes;
+  for (size_t node = 0; node < order_->plan().nodes(data_.rank()).size(); ++node) {
+    nodes.push_back(table_.gradients(static_cast<int>(node), elements));
+  }
+  const auto first = counts.begin();
+  const int64_t begin = std::accumulate(first, first + data_.rank(), int64_t{0});
+  const Tensor own = nodes.front().rows(begin, begin + counts[static_cast<size_t>(data_.rank())]);
+  tree_reduce_scatter(queue_, data_, order_->plan(), nodes, counts, own, staging_);
 }
 
 void GradientSync::finish() {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "device/device.h"
 #include "parallel/parameter.h"
 #include "parallel/topology.h"
+#include "parallel/worker_order.h"
 
 namespace invar {
 
@@ -45,9 +47,10 @@ class RowOwnership {
 // of the buckets that follow and the next forward pass.
 class GradientSync {
  public:
-  // Collective over the world. Error{kConfig}: copies of rows that such sums would let drift apart.
+  // `order`: of the sums over data-parallel ranks; null: any. In fixed order `staging` is where others' terms arrive.
+  // Collective over the world. Error{kConfig}: copies of rows that sums in any order would let drift apart.
   GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
-               const Stream& stream);
+               const Stream& stream, const WorkerOrder* order, Arena& staging);
 
   // The micro-batch that follows is the step's last: a bucket is summed as soon as its gradients are there.
   void begin_last_micro_batch();
@@ -80,6 +83,8 @@ class GradientSync {
   void refuse_unequal_cuts(Communicator& world) const;
   Range own_part(size_t bucket, Range elements) const;
   void sum(size_t bucket);
+  void sum_in_order(size_t bucket);
+  void sum_nodes(Range elements, std::span<const int64_t> counts);
   void make_copies_equal();
 
   const ParameterTable& table_;
@@ -87,6 +92,8 @@ class GradientSync {
   Communicator& data_;
   const Stream& stream_;
   Stream queue_;
+  const WorkerOrder* order_;
+  Arena& staging_;
   std::vector<BucketState> buckets_;
   bool last_micro_batch_ = false;
 };

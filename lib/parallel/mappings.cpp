@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/integer.h"
-#include "device/device.h"
 #include "ops/elementwise.h"
+#include "parallel/tree_collectives.h"
 #include "parallel/unit_partition.h"
 
 namespace invar {
@@ -17,7 +17,8 @@ void TensorRegion::set_tokens(int64_t tokens) {
     slices_.push_back({0, tokens});
     return;
   }
-  const int64_t block = tokens % group_.size() == 0 ? 1 : kTokenBlock;
+  const int64_t any = tokens % group_.size() == 0 ? 1 : kTokenBlock;
+  const int64_t block = token_block_ > 0 ? token_block_ : any;
   for (const Range& blocks : split_units(ceil_div(tokens, block), group_.size())) {
     slices_.push_back({std::min(tokens, blocks.begin * block), std::min(tokens, blocks.end * block)});
   }
@@ -38,6 +39,15 @@ Tensor TensorRegion::gather(const Stream& stream, Arena& scratch, const Tensor& 
   return all;
 }
 
+Tensor TensorRegion::gather_blocks(const Stream& stream, Arena& scratch, const Tensor& local) const {
+  if (!sequence_ || group_.size() == 1) return local;
+  std::vector<int64_t> elements;
+  for (const Range& slice : slices_) elements.push_back(slice.size() / token_block_ * local.dim(1));
+  const Tensor all = scratch.allocate("gathered blocks", local.dtype(), {tokens_ / token_block_, local.dim(1)});
+  group_.all_gather(stream, local, all, elements);
+  return all;
+}
+
 Tensor TensorRegion::reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const {
   INVAR_CHECK(partial.dim(0) == tokens_, "{} is not {} tokens", partial.describe(), tokens_);
   Tensor sum = partial;
@@ -55,26 +65,19 @@ Tensor TensorRegion::reduce(const Stream& stream, Arena& scratch, const Tensor& 
   return rounded;
 }
 
-void TensorRegion::open_queue(const Stream& stream) {
-  if (group_.size() > 1) queue_ = queue_beside(stream);
-}
-
-const Stream& TensorRegion::queue_after(const Stream& stream) const {
-  if (!queue_) return stream;
-  wait_for(*queue_, stream);
-  return *queue_;
-}
-
-Tensor TensorRegion::gather_beside(const Stream& stream, Arena& scratch, const Tensor& local) const {
-  return gather(queue_after(stream), scratch, local);
-}
-
-Tensor TensorRegion::reduce_beside(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const {
-  return reduce(queue_after(stream), scratch, partial, dtype);
-}
-
-void TensorRegion::join(const Stream& stream) const {
-  if (queue_) wait_for(stream, *queue_);
+Tensor TensorRegion::reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan,
+                                  std::span<const Tensor> nodes, DType dtype) const {
+  const int64_t columns = nodes.front().dim(1);
+  const int64_t rows = local_tokens().size();
+  const Tensor sum = scratch.allocate("reduced", dtype, {rows * columns});
+  std::vector<Tensor> flat;
+  for (const Tensor& node : nodes) flat.push_back(node.view({node.numel()}));
+  if (sequence_) {
+    tree_reduce_scatter(stream, group_, plan, flat, counts(columns), sum, scratch);
+  } else {
+    tree_all_reduce(stream, group_, plan, flat, sum, scratch);
+  }
+  return sum.view({rows, columns});
 }
 
 }  // namespace invar

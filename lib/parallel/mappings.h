@@ -1,11 +1,12 @@
 #pragma once
 
-#include <optional>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
+#include "parallel/reduction_tree.h"
 
 namespace invar {
 
@@ -14,10 +15,14 @@ namespace invar {
 // features. Backward crosses the same border with gather and reduce exchanged. Both are the identity in a group of one.
 class TensorRegion {
  public:
-  TensorRegion(Communicator& group, bool sequence_parallel) : group_(group), sequence_(sequence_parallel) {}
+  // token_block: tokens whose terms of a sum over tokens are added first, in fixed order; 0: any order.
+  TensorRegion(Communicator& group, bool sequence_parallel, int64_t token_block = 0)
+      : group_(group), sequence_(sequence_parallel), token_block_(token_block) {}
 
-  // T of the micro-batches that follow; slices are equal where T divides, else whole blocks of kTokenBlock tokens.
+  // T of the micro-batches that follow. Slices are whole token blocks in fixed order; else equal where T divides, else
+  // whole blocks of kTokenBlock tokens.
   void set_tokens(int64_t tokens);
+  int64_t token_block() const { return token_block_; }
   int64_t tokens() const { return tokens_; }
   Range local_tokens() const { return slices_[static_cast<size_t>(sequence_ ? group_.rank() : 0)]; }
   Communicator& group() const { return group_; }
@@ -28,27 +33,23 @@ class TensorRegion {
 
   // (local, C) -> (T, C). The result is in scratch, or `local` itself.
   Tensor gather(const Stream& stream, Arena& scratch, const Tensor& local) const;
+  // The same of what each rank holds for the token blocks of its slice: (local blocks, C) -> (blocks, C).
+  Tensor gather_blocks(const Stream& stream, Arena& scratch, const Tensor& local) const;
   // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once. `partial` is overwritten; the result is
   // in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
-
-  // The same beside what is queued on the stream next, where its device has several queues: the result is there, and
-  // what was given may be used again, for what is queued after join().
-  Tensor gather_beside(const Stream& stream, Arena& scratch, const Tensor& local) const;
-  Tensor reduce_beside(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
-  void join(const Stream& stream) const;
-  // Makes the queue for them; before that they run on the stream itself.
-  void open_queue(const Stream& stream);
+  // In fixed order, of this rank's nodes f32 (T, C) in the plan.
+  Tensor reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan, std::span<const Tensor> nodes,
+                      DType dtype) const;
 
   static constexpr int64_t kTokenBlock = 8;
 
  private:
   std::vector<int64_t> counts(int64_t columns) const;
-  const Stream& queue_after(const Stream& stream) const;
 
   Communicator& group_;
   bool sequence_;
-  std::optional<Stream> queue_;
+  int64_t token_block_;
   int64_t tokens_ = 0;
   std::vector<Range> slices_;
 };

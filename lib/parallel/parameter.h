@@ -8,6 +8,7 @@
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
+#include "parallel/leaf_cut.h"
 
 namespace invar {
 
@@ -33,7 +34,7 @@ struct Parameter {
   std::vector<RowRun> runs;
   Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
   bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it
-  bool trained = true;               // false: a constant of the checkpoint; its gradient stays zero
+  bool trained = true;  // false: a constant of the checkpoint; nothing adds to its gradient, which starts as zero
 
   int64_t rows() const { return transposed ? shape[1] / column_block : shape[0]; }  // of the unit-major form
   int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] * column_block : shape[1]); }
@@ -54,13 +55,15 @@ struct Weight {
   std::string name;  // for messages and tables
   int64_t rows = 0;
   int64_t cols = 0;
-  bool decay = true;  // weight decay applies: tensors of two or more dims
-  int users = 1;      // layers that add to its gradient in a micro-batch
+  bool decay = true;                        // weight decay applies: tensors of two or more dims
+  int users = 1;                            // layers that add to its gradient in a micro-batch
+  std::shared_ptr<const LeafCut> leaves{};  // of sums over its rows; null: they may be added in any order
   std::vector<Parameter> parameters;
 
-  int64_t offset = 0;  // first element in the flat buffers
-  Tensor value;        // (rows, cols) or (rows), the working dtype
-  Tensor gradient;     // the same shape, f32
+  int64_t offset = 0;        // first element in the flat buffers
+  Tensor value;              // (rows, cols) or (rows), the working dtype
+  Tensor gradient;           // the same shape, f32
+  int64_t second_term = -1;  // first element in the gradient buffers beyond the flat ones, or none
   Range elements() const { return {offset, offset + rows * cols}; }
   // Held by every rank of the replica, whole: norms.
   bool fully_replicated() const;
@@ -68,21 +71,35 @@ struct Weight {
   int64_t logical_elements() const;
 };
 
+// A weight and which term of its gradient is meant. A weight with two users (tied embeddings) may keep theirs apart
+// until the end of the step, so that their sum does not depend on how samples are grouped.
+struct WeightUse {
+  WeightUse(WeightId weight, int term_of_gradient = 0) : id(weight), term(term_of_gradient) {}
+  WeightId id;
+  int term;
+};
+
 // Every weight of this rank, laid out in two flat buffers (values, gradients). Collectives and the optimizer work on
 // ranges of the flat buffers; layers on the weights.
 class ParameterTable {
  public:
+  // leaves, of sums over dims that the tensor-parallel group has cut (UnitCut); 0: they are added in any order.
+  explicit ParameterTable(int64_t leaves = 0) : leaves_(leaves) {}
+  bool fixed_order() const { return leaves_ > 0; }
+  UnitCut cut(int64_t units, const Communicator& tensor) const { return {units, leaves_, tensor}; }
+
   // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
   WeightId add(Weight weight);
-  // Before allocate(): another layer uses the weight.
-  void add_user(WeightId id) { ++weights_[static_cast<size_t>(id)].users; }
+  // Before allocate(): another layer uses the weight. Returns its use, which in fixed order has a term of its own.
+  WeightUse add_user(WeightId id);
   // A tensor that files of this model may carry though the model does not use it.
   void add_unused(std::string name) { unused_.insert(std::move(name)); }
   const std::set<std::string>& unused() const { return unused_; }
 
   // Lays out and cuts the buffers from the arenas. Order: first those with replicas on every rank, so that gradients to
   // be summed over a group are neighbours, then as added: that in which a forward pass wants them.
-  void allocate(Arena& values, Arena& gradients, DType dtype);
+  // Gradients have `buffers` such buffers, each followed by the second terms; the first one is flat_gradients().
+  void allocate(Arena& values, Arena& gradients, DType dtype, int buffers = 1);
 
   const Weight& weight(WeightId id) const { return weights_[static_cast<size_t>(id)]; }
   const std::vector<Weight>& weights() const { return weights_; }
@@ -91,6 +108,13 @@ class ParameterTable {
   int64_t flat_size() const { return flat_size_; }
   const Tensor& flat_values() const { return flat_values_; }
   const Tensor& flat_gradients() const { return flat_gradients_; }
+  int gradient_buffers() const { return static_cast<int>(gradient_buffers_.size()); }
+  // Elements of one of the gradient buffers, in the flat part or beyond.
+  Tensor gradients(int buffer, Range elements) const {
+    return gradient_buffers_[static_cast<size_t>(buffer)].rows(elements.begin, elements.end);
+  }
+  // Of a weight, in its shape.
+  Tensor gradient(const WeightUse& use, int buffer) const;
 
   // Calls visit(weight, parameter, run, elements) for each run; `elements` is its range in the flat buffers.
   using RunVisitor = std::function<void(const Weight&, const Parameter&, const RowRun&, Range elements)>;
@@ -99,12 +123,14 @@ class ParameterTable {
   static constexpr int64_t kAlignment = 64;  // elements; weights start on it
 
  private:
+  int64_t leaves_;
   std::vector<Weight> weights_;
   std::vector<WeightId> layout_;
   std::set<std::string> unused_;
   int64_t flat_size_ = 0;
   Tensor flat_values_;
   Tensor flat_gradients_;
+  std::vector<Tensor> gradient_buffers_;
 };
 
 // Fills the values with the run's initial weights: normal(0, std) keyed by (seed, name, element index in the logical

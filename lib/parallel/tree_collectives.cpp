@@ -12,33 +12,54 @@ namespace {
 constexpr int64_t kSliceBlock = 64;  // elements; slices begin where a cache line or a GPU's wide access does
 }  // namespace
 
-LeafSum::LeafSum(const LeafProgram& program, const Tensor& buffers) : program_(program), buffers_(buffers) {
-  INVAR_CHECK(buffers.dims() > 1 && buffers.dim(0) >= program.buffers && buffers.dtype() == DType::kF32,
-              "{} is not {} buffers of f32", buffers.describe(), program.buffers);
+LeafSum::LeafSum(const LeafProgram& program, std::vector<Tensor> buffers)
+    : program_(program), buffers_(std::move(buffers)) {
+  INVAR_CHECK(std::ssize(buffers_) >= program.buffers, "{} buffers of {}", buffers_.size(), program.buffers);
 }
 
 void LeafSum::leaf_done(const Stream& stream) {
-  const int top = step().buffer;
-  for (int join = 0; join < step().joins; ++join) {
-    const Tensor left = buffer(top - join - 1);
-    ops::add(stream, left, buffer(top - join), left);
-  }
+  join_buffers(stream, buffers_, step().buffer, step().joins);
   ++next_;
 }
 
-void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, const Tensor& nodes,
+void join_buffers(const Stream& stream, std::span<const Tensor> buffers, int top, int joins) {
+  for (; joins > 0; --joins, --top) {
+    const Tensor& left = buffers[static_cast<size_t>(top) - 1];
+    ops::add(stream, left, buffers[static_cast<size_t>(top)], left);
+  }
+}
+
+std::vector<Tensor> nodes_of_leaves(const Stream& stream, const LeafProgram& program, std::span<const Tensor> leaves) {
+  INVAR_CHECK(leaves.size() == program.steps.size(), "{} leaves of {}", leaves.size(), program.steps.size());
+  std::vector<Tensor> nodes;
+  for (size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+    nodes.push_back(leaves[leaf]);
+    const LeafProgram::Step& step = program.steps[leaf];
+    const int joins = step.joins + (step.accumulate ? 1 : 0);
+    join_buffers(stream, nodes, static_cast<int>(nodes.size()) - 1, joins);
+    nodes.resize(nodes.size() - static_cast<size_t>(joins));
+  }
+  return nodes;
+}
+
+void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                          std::span<const int64_t> counts, const Tensor& out, Arena& scratch) {
   const auto rank = static_cast<size_t>(group.rank());
   const int64_t own_nodes = std::ssize(plan.nodes(group.rank()));
   INVAR_CHECK(plan.ranks() == group.size() && std::ssize(counts) == group.size(),
               "a tree over {} ranks and {} counts, in group '{}' of {}", plan.ranks(), counts.size(), group.name(),
               group.size());
-  INVAR_CHECK(nodes.dims() == 2 && nodes.dim(0) == own_nodes && nodes.dtype() == DType::kF32 &&
-                  nodes.dim(1) == std::reduce(counts.begin(), counts.end()),
-              "{} is not f32 of {} nodes of {} elements", nodes.describe(), own_nodes,
-              std::reduce(counts.begin(), counts.end()));
+  const int64_t elements = std::reduce(counts.begin(), counts.end());
+  INVAR_CHECK(std::ssize(nodes) == own_nodes, "{} nodes of {}", nodes.size(), own_nodes);
+  for (const Tensor& node : nodes) {
+    INVAR_CHECK(node.dims() == 1 && node.dim(0) == elements && node.dtype() == DType::kF32,
+                "a node is {}, not f32 of {} elements", node.describe(), elements);
+  }
   INVAR_CHECK(out.dims() == 1 && out.dim(0) == counts[rank], "{} is not {} elements", out.describe(), counts[rank]);
-  if (group.size() == 1) return ops::tree_sum(stream, plan.program(), nodes, out);
+  if (group.size() == 1) {  // the root itself
+    if (nodes[0].raw() != out.raw() || nodes[0].is_meta()) ops::copy(stream, nodes[0], out);
+    return;
+  }
 
   const ArenaScope staging(scratch);
   const Tensor received = scratch.allocate("nodes of a tree", DType::kF32, {plan.total_nodes(), counts[rank]});
@@ -50,20 +71,20 @@ void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePl
       receive_counts.push_back(round < std::ssize(plan.nodes(r)) ? counts[rank] : 0);
     }
     const Range rows = plan.rows_of_round(round);
-    group.all_to_all(stream, gives ? nodes.rows(round, round + 1) : nodes.rows(0, 0),
+    group.all_to_all(stream, gives ? nodes[static_cast<size_t>(round)] : received.rows(0, 0),
                      gives ? counts : std::span<const int64_t>(nothing), received.rows(rows.begin, rows.end),
                      receive_counts);
   }
   ops::tree_sum(stream, plan.program(), received, out);
 }
 
-void tree_all_reduce(const Stream& stream, Communicator& group, const TreePlan& plan, const Tensor& nodes,
+void tree_all_reduce(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                      const Tensor& out, Arena& scratch) {
   INVAR_CHECK(out.dims() == 1, "{} is not of one dim", out.describe());
   std::vector<int64_t> counts;
   Range own;
   for (const Range& blocks : split_units(ceil_div(out.dim(0), kSliceBlock), group.size())) {
-    const Range slice{blocks.begin * kSliceBlock, std::min(out.dim(0), blocks.end * kSliceBlock)};
+    const Range slice{std::min(out.dim(0), blocks.begin * kSliceBlock), std::min(out.dim(0), blocks.end * kSliceBlock)};
     if (std::ssize(counts) == group.rank()) own = slice;
     counts.push_back(slice.size());
   }

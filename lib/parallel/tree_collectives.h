@@ -16,35 +16,39 @@ namespace invar {
 //   }
 class LeafSum {
  public:
-  // buffers f32 (program.buffers or more, ...): a node's elements in each row. `program` must outlive this.
-  LeafSum(const LeafProgram& program, const Tensor& buffers);
+  // buffers f32, program.buffers or more of one shape: a node's elements in each. `program` must outlive this.
+  LeafSum(const LeafProgram& program, std::vector<Tensor> buffers);
 
   bool finished() const { return next_ == program_.steps.size(); }
   int64_t leaf() const { return step().leaf; }
-  // (1, ...): where this leaf's value goes; with accumulate() it is added to what is there, by one fp32 addition per
-  // element.
-  Tensor target() const { return buffer(step().buffer); }
+  // Where this leaf's value goes; with accumulate() it is added to what is there, by one fp32 addition per element.
+  const Tensor& target() const { return buffers_[static_cast<size_t>(step().buffer)]; }
   bool accumulate() const { return step().accumulate; }
   void leaf_done(const Stream& stream);
 
  private:
   const LeafProgram::Step& step() const { return program_.steps[next_]; }
-  Tensor buffer(int index) const { return buffers_.rows(index, index + 1); }
 
   const LeafProgram& program_;
-  Tensor buffers_;
+  std::vector<Tensor> buffers_;
   size_t next_ = 0;
 };
 
-// nodes f32 (nodes of this rank, A), as LeafSum leaves them in its first rows. counts[r]: elements of the root that
-// rank r gets, A in all. out (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose rest stays
-// as it is. Staging of 4 · plan.total_nodes() · counts[rank] bytes is taken from `scratch` and given back, none in a
-// group of one; a rank puts 4 · (its nodes) · (A - counts[rank]) bytes on the wire, in plan.rounds() calls.
-void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, const Tensor& nodes,
+// Adds the top buffer to the one below, `joins` times: what NodeStack::push() says.
+void join_buffers(const Stream& stream, std::span<const Tensor> buffers, int top, int joins);
+
+// A rank's nodes from all its leaves, f32 of one shape, in the order of the program; they are overwritten.
+std::vector<Tensor> nodes_of_leaves(const Stream& stream, const LeafProgram& program, std::span<const Tensor> leaves);
+
+// nodes: f32 (A) for each node of this rank, as LeafSum leaves them in its first buffers. counts[r]: elements of the
+// root that rank r gets, A in all. out (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose
+// rest stays as it is. Staging of 4 · plan.total_nodes() · counts[rank] bytes is taken from `scratch` and given back,
+// none in a group of one; a rank puts 4 · (its nodes) · (A - counts[rank]) bytes on the wire, in plan.rounds() calls.
+void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                          std::span<const int64_t> counts, const Tensor& out, Arena& scratch);
 
 // The whole root on every rank: out (A). A tree_reduce_scatter of nearly equal parts and an all_gather in out's dtype.
-void tree_all_reduce(const Stream& stream, Communicator& group, const TreePlan& plan, const Tensor& nodes,
+void tree_all_reduce(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                      const Tensor& out, Arena& scratch);
 
 }  // namespace invar

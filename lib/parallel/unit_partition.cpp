@@ -1,5 +1,6 @@
 #include "parallel/unit_partition.h"
 
+#include "config/units.h"
 #include "core/error.h"
 
 namespace invar {
@@ -7,11 +8,8 @@ namespace invar {
 std::vector<Range> split_units(int64_t units, int parts) {
   INVAR_CHECK(parts > 0, "{} parts", parts);
   std::vector<Range> runs;
-  int64_t begin = 0;
   for (int part = 0; part < parts; ++part) {
-    const int64_t size = units / parts + (part < units % parts ? 1 : 0);
-    runs.push_back({begin, begin + size});
-    begin += size;
+    runs.push_back({run_begin(units, parts, part), run_begin(units, parts, part + 1)});
   }
   return runs;
 }

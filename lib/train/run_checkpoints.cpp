@@ -36,7 +36,7 @@ std::optional<fs::path> checkpoint_to_resume(const Config& config) {
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream)
-    : config_(config), groups_(groups) {
+    : config_(config), groups_(groups), contract_(run_contract(config, stream)) {
   const std::string dir = checkpoint_dir(config);
   if (const auto path = checkpoint_to_resume(config)) {
     resumes_ = true;
@@ -51,6 +51,8 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
     Config saved = load_config_text(info.config, "config of " + path_.string());
     if (imported_) saved.numerics = config.numerics;  // fp32 weights suit any
     changes_ = config_changes(saved, with_batch_size(config, groups.world->size()));
+    check_contract(saved, info.contract, config, contract_ ? contract_->text() : "");
+    other_reduction_ = saved.numerics.reduction != config.numerics.reduction;
     continues_run_ = lies_in(path_, dir);
   }
   if (dir.empty()) return;
@@ -63,6 +65,7 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ProcessGroups& groups
 }
 
 void RunCheckpoints::agree() const {
+  agree_on_contract(contract_, *groups_.world);
   const int64_t mine = resumes_ ? start_.step : -1;
   const int64_t least = all_reduce_value(*groups_.world, mine, ReduceOp::kMin);
   const int64_t most = all_reduce_value(*groups_.world, mine, ReduceOp::kMax);
@@ -89,6 +92,10 @@ void RunCheckpoints::describe(Log& log) const {
     log.warn(goes_back ? "checkpoint.resume names a checkpoint of this run: started again so, it goes back there again"
                        : format("checkpoint.resume = {} was for the start; this run goes on from its own", resume));
   }
+  if (other_reduction_) {
+    log.warn(format("saved with other numerics: from here on the bits are those of numerics.reduction: {}",
+                    word_of(config_.numerics.reduction)));
+  }
   bool data_moves = false;
   for (const ConfigChange& change : changes_) {
     log.info(format("  {}: {} -> {}", change.key, change.before, change.after));
@@ -110,6 +117,8 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
   info.evaluation_due = progress.evaluation_due;
   info.config = to_portable_yaml(with_batch_size(config_, groups_.world->size()));
   info.layout = groups_.topology.describe(config_.parallel.sequence);
+  if (contract_) info.contract = contract_->text();
+  if (contract_) info.contract_hash = contract_->hash();
   return info;
 }
 

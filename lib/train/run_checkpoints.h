@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint_saver.h"
 #include "config/config_changes.h"
 #include "observe/log.h"
+#include "train/run_contract.h"
 #include "train/train_state.h"
 
 namespace invar {
@@ -24,7 +25,7 @@ struct Progress {
 class RunCheckpoints {
  public:
   // Finds what checkpoint.resume means, opens it, and judges the config by it: Error{kData} if it cannot be used,
-  // Error{kConfig} if the model or the numerics changed. Not collective.
+  // Error{kConfig} if the model, the precision or the contract of invariant numerics changed. Not collective.
   RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream);
 
   bool resumes() const { return resumes_; }
@@ -34,7 +35,8 @@ class RunCheckpoints {
   bool continues_run() const { return continues_run_; }
   bool saves() const { return saver_ != nullptr; }
 
-  // Error{kData} if the ranks found different checkpoints. Collective over the world, before anything else that is.
+  // Error{kConfig} if the ranks' contracts differ, Error{kData} if they found different checkpoints. Collective over
+  // the world, before anything else that is.
   void agree() const;
   // Masters and moments of the state, after which the files are closed. Collective over the world.
   void load(TrainState& state);
@@ -58,13 +60,15 @@ class RunCheckpoints {
 
   const Config& config_;
   const ProcessGroups& groups_;
+  std::optional<NumericsContract> contract_;
   std::unique_ptr<CheckpointReader> reader_;
   std::filesystem::path path_;  // of what the run resumes from
   Progress start_;
   std::string saved_layout_;
   std::vector<ConfigChange> changes_;
   bool resumes_ = false;
-  bool imported_ = false;  // weights alone, of no run
+  bool other_reduction_ = false;  // fast, and the run that saved it invariant, or the other way about
+  bool imported_ = false;         // weights alone, of no run
   bool continues_run_ = false;
   bool due_ = false;
   std::unique_ptr<CheckpointSaver> saver_;

@@ -68,7 +68,7 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
     state.forward_backward(batch, static_cast<float>(share), hooks.sink, turn);
   }
   result.grad_norm = state.finish_gradients();
-  result.loss = all_reduce_value(*groups.data, state.take_loss(), ReduceOp::kSum) * share;
+  result.loss = all_reduce_value(*groups.data, state.take_loss()) * share;
   if (hooks.gradients_complete) hooks.gradients_complete(result);
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
@@ -82,18 +82,16 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
 std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
                                      const DataStream& data, const std::function<bool()>& stop) {
   int64_t tokens = 0;
+  double loss_sum = 0;
   for (int64_t batch_index = 0; batch_index < config.train.eval_batches; ++batch_index) {
     const std::vector<Batch> batches = load_micro_batches(config, groups, data, batch_index);
     for (const Batch& batch : batches) {
       state.evaluate(batch);
       tokens += counted_labels(batch);
     }
-    if (stop && stop()) {
-      state.take_loss();
-      return std::nullopt;
-    }
+    loss_sum += all_reduce_value(*groups.data, state.take_loss());
+    if (stop && stop()) return std::nullopt;
   }
-  const double loss_sum = all_reduce_value(*groups.data, state.take_loss(), ReduceOp::kSum);
   tokens = all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
   return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
 }

@@ -5,15 +5,35 @@
 #include <utility>
 
 #include "checkpoint/hf_weights.h"
+#include "config/resolved.h"
 #include "device/device.h"
 #include "ops/elementwise.h"
-#include "optim/gradient_norm.h"
 
 namespace invar {
 namespace {
 
-DecoderModel::Options options_of(const Config& config) {
+std::optional<NumericsContract> contract_of(const Config& config) {
+  if (config.numerics.reduction == Reduction::kFast) return std::nullopt;
+  return numerics_contract(config, "");  // what the products are made of is the device's part
+}
+
+Stream with_numerics(const Config& config, Stream stream) {
+  stream.set_invariant(config.numerics.reduction == Reduction::kInvariant);
+  return stream;
+}
+
+std::optional<WorkerOrder> order_of(const std::optional<NumericsContract>& contract, const Config& config,
+                                    const ProcessGroups& groups) {
+  if (!contract) return std::nullopt;
+  return WorkerOrder(contract->workers, global_batch_size(config, groups.world->size()), groups.data->size(),
+                     groups.data->rank());
+}
+
+DecoderModel::Options options_of(const Config& config, const std::optional<NumericsContract>& contract,
+                                 const std::optional<WorkerOrder>& order) {
   DecoderModel::Options options;
+  if (contract) options.contract = &*contract;
+  if (order) options.samples = &*order;
   options.sequence_parallel = config.parallel.sequence && config.parallel.tensor > 1;
   options.recompute = config.train.recompute;
   options.dtype = config.numerics.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
@@ -67,8 +87,10 @@ struct HostState {
 TrainState::TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream,
                        const MemorySizes& capacity)
     : groups_(groups),
-      stream_(stream),
+      stream_(with_numerics(config, stream)),
       sequence_length_(config.train.sequence_length),
+      contract_(contract_of(config)),
+      order_(order_of(contract_, config, groups)),
       parameters_("parameters", stream.device(), capacity.parameters),
       gradients_("gradients", stream.device(), capacity.gradients),
       optimizer_memory_("optimizer", stream.device(), capacity.optimizer),
@@ -76,17 +98,26 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       saved_("saved activations", stream.device(), capacity.saved),
       scratch_("scratch", stream.device(), capacity.scratch),
       workspace_{stream_, saved_, scratch_},
-      model_(decoder_spec(config.model), groups, options_of(config)),
+      model_(decoder_spec(config.model), groups, options_of(config, contract_, order_)),
       ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size(),
                  config.parallel.bucket_size * groups.tensor->size()),
-      sync_(model_.parameters(), ownership_, groups, stream_),
+      sync_(model_.parameters(), ownership_, groups, stream_, order_ ? &*order_ : nullptr, gradients_),
       optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer),
-      counted_(counted_ranges(model_.parameters(), ownership_, groups.data->rank())) {
+      counted_(counted_ranges(model_.parameters(), ownership_, groups.data->rank())),
+      counted_rows_(counted_rows(model_.parameters(), ownership_, groups.data->rank())) {
   model_.listen({[this](WeightId id) { sync_.await_values(id); }, [this](WeightId id) { sync_.gradient_done(id); }});
   optimizer_.allocate(optimizer_memory_);
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
-  loss_sum_ = constants_.allocate("loss", DType::kF64, {1});
-  squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
+  loss_sums_ = constants_.allocate("losses", DType::kF64,
+                                   {global_batch_size(config, groups.world->size()) / groups.data->size()});
+  int64_t rows = 0;
+  for (const CountedRows& counted : counted_rows_) rows += counted.rows();
+  if (order_) {
+    row_squares_.squares = constants_.allocate("sums of squares", DType::kF64, {rows});
+    row_squares_.digits = constants_.allocate("digits of their sum", DType::kI64, {ExactSum::kDigits});
+  } else {
+    squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
+  }
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
   labels_ = constants_.allocate("labels", DType::kI32, {tokens});
   if (config.data.reset_at_eod) document_starts_ = constants_.allocate("document starts", DType::kI32, {tokens});
@@ -111,28 +142,43 @@ MicroBatch TrainState::to_device(const Batch& batch) {
 }
 
 void TrainState::zero_gradients() {
-  ops::zero(stream_, model_.parameters().flat_gradients());
+  if (!order_) ops::zero(stream_, model_.parameters().flat_gradients());  // else each worker's sum begins at zero
+}
+
+// Where the losses of its samples go.
+Tensor TrainState::next_losses(const Batch& batch) {
+  const int64_t samples = std::ssize(batch.tokens) / sequence_length_;
+  return loss_sums_.rows(samples_, samples_ + samples);
 }
 
 void TrainState::forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink, Turn turn) {
   if (turn == Turn::kLast) sync_.begin_last_micro_batch();
-  model_.forward_backward(workspace_, to_device(batch), gradient_scale, loss_sum_, sink);
+  const Tensor losses = next_losses(batch);
+  model_.forward_backward(workspace_, to_device(batch), gradient_scale, losses, samples_, sink);
+  samples_ += losses.dim(0);
 }
 
 void TrainState::evaluate(const Batch& batch, TensorSink* sink) {
-  model_.evaluate(workspace_, to_device(batch), loss_sum_, sink);
+  const Tensor losses = next_losses(batch);
+  model_.evaluate(workspace_, to_device(batch), losses, sink);
+  samples_ += losses.dim(0);
 }
 
-double TrainState::take_loss() {
-  double sum = 0;
-  copy_across(stream_, loss_sum_, Tensor(&sum, DType::kF64, DeviceType::kCpu, {1}));
-  ops::zero(stream_, loss_sum_);
+ExactSum TrainState::take_loss() {
+  std::vector<double> losses(static_cast<size_t>(loss_sums_.dim(0)));
+  copy_across(stream_, loss_sums_, view_of(losses));
+  ops::zero(stream_, loss_sums_);
+  samples_ = 0;
+  ExactSum sum;
+  for (const double loss : losses) sum.add(loss);
   return sum;
 }
 
 double TrainState::finish_gradients() {
   sync_.finish();
-  return gradient_norm(stream_, model_.parameters().flat_gradients(), counted_, *groups_.world, squares_);
+  const Tensor& gradients = model_.parameters().flat_gradients();
+  return order_ ? gradient_norm(stream_, gradients, counted_rows_, *groups_.world, row_squares_)
+                : gradient_norm(stream_, gradients, counted_, *groups_.world, squares_);
 }
 
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
@@ -202,7 +248,7 @@ StatePart TrainState::own_part(Copies copies) const {
 
 void TrainState::dry_run() {
   sync_.begin_last_micro_batch();
-  model_.forward_backward(workspace_, on_device(), 1.0f, loss_sum_);
+  model_.forward_backward(workspace_, on_device(), 1.0f, loss_sums_.rows(0, tokens_.dim(0) / sequence_length_));
   finish_gradients();
   update(1, 0.0, 1.0);
 }
@@ -242,6 +288,7 @@ MemorySizes measure_memory(const Config& config, const Topology& topology, int w
 ParameterCounts count_parameters(const Config& config) {
   Config alone = config;
   alone.parallel.tensor = 1;
+  alone.numerics.reduction = Reduction::kFast;  // whose workers the batch of one rank might not have
   TrafficTable ignored;
   const MetaRank rank(alone, Topology{}, 0, &ignored);
   ParameterCounts counts;

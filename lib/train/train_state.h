@@ -1,12 +1,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/safetensors.h"
+#include "core/exact_sum.h"
 #include "data/batch.h"
 #include "models/decoder_model.h"
 #include "optim/adamw.h"
+#include "optim/gradient_norm.h"
 
 namespace invar {
 
@@ -40,6 +43,7 @@ class TrainState {
   }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
+  // The one that was given, invariant if the config's numerics are.
   const Stream& stream() const { return stream_; }
 
   // After the parameters' values were filled.
@@ -60,8 +64,8 @@ class TrainState {
   enum class Turn : uint8_t { kMore, kLast };
   void forward_backward(const Batch& batch, float gradient_scale, TensorSink* sink = nullptr, Turn turn = Turn::kMore);
   void evaluate(const Batch& batch, TensorSink* sink = nullptr);
-  // Σ loss of the micro-batches since it was last taken. Waits for the device.
-  double take_loss();
+  // Σ loss of the micro-batches since it was last taken: at most those of one step. Waits for the device.
+  ExactSum take_loss();
   // Completes the gradients over all ranks; returns their global norm.
   double finish_gradients();
   // AdamW update `step` (from 1) and the new values to every rank that holds them.
@@ -76,11 +80,14 @@ class TrainState {
  private:
   void upload(const StatePart& part);
   MicroBatch to_device(const Batch& batch);
+  Tensor next_losses(const Batch& batch);
   MicroBatch on_device() const { return {tokens_, labels_, sequence_length_, document_starts_}; }
 
   const ProcessGroups& groups_;
-  const Stream& stream_;
+  Stream stream_;
   int64_t sequence_length_;
+  std::optional<NumericsContract> contract_;  // of sums in fixed order
+  std::optional<WorkerOrder> order_;
   Arena parameters_;
   Arena gradients_;
   Arena optimizer_memory_;
@@ -92,9 +99,12 @@ class TrainState {
   RowOwnership ownership_;
   GradientSync sync_;
   AdamW optimizer_;
-  std::vector<Range> counted_;  // of the flat gradients, in their norm
-  Tensor loss_sum_;             // f64 (1)
-  Tensor squares_;              // f64 (1): of the gradients
+  std::vector<Range> counted_;             // of the flat gradients, in their norm
+  std::vector<CountedRows> counted_rows_;  // the same, in fixed order
+  Tensor loss_sums_;                       // f64 (samples of this rank in a step)
+  int64_t samples_ = 0;                    // of them that have one
+  Tensor squares_;                         // f64 (1): of the gradients
+  RowSquares row_squares_;                 // in fixed order
   Tensor tokens_;
   Tensor labels_;
   Tensor document_starts_;  // undefined without data.reset_at_eod

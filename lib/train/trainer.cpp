@@ -158,6 +158,7 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
     const CudaMemoryInfo gpu = cuda_memory_info();
     log.info(format("GPU of rank 0: {}, {} free", describe_cuda_device(current_cuda_device()), mib(gpu.free)));
   }
+  if (const auto contract = run_contract(config_, stream_)) log.info("numerics contract " + contract->describe());
   log.info(format("memory of rank 0: {} (parameters {}, gradients {}, optimizer {}, activations {}, scratch {})",
                   mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
                   mib(memory.saved), mib(memory.scratch + memory.constants)));

@@ -283,6 +283,61 @@ class Changes(CheckpointTest):
         self.assertIn(f"{56 * SEQUENCE} tokens trained on", self.inspect("eights"))
 
 
+class Contracts(CheckpointTest):
+    """Runs that go on with invariant numerics, and those that may not."""
+
+    REDUCTION = "numerics.reduction=invariant"
+    INVARIANT = [REDUCTION, "numerics.workers=4"]
+
+    def resume(self, *overrides, ranks=None):
+        return self.succeed("train", "run.yaml", "log.dir=run", *overrides, ranks=ranks)
+
+    def contract_of(self, outcome):
+        return re.search(r"numerics contract ([0-9a-f]{16}): version 1, precision fp32, (.*)", outcome.stdout)
+
+    def test_another_contract_is_refused(self):
+        self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})
+        told = self.contract_of(self.resume(*self.INVARIANT))
+        self.assertEqual(told[2], f"arithmetic fma-chain, leaves 8, workers 4, token_block 1, head_chunk_tokens {SEQUENCE}")
+        self.assertIn(f"contract    {told[1]}\n", self.inspect("run"))
+        changes = [([self.REDUCTION, "numerics.workers=2"], "workers", 2, 4, "set numerics.workers: 4"),
+                   ([*self.INVARIANT, "numerics.leaves=3"], "leaves", 3, 8, "set numerics.leaves: 8"),
+                   ([*self.INVARIANT, f"train.sequence_length={SEQUENCE // 2}"], "head_chunk_tokens", SEQUENCE // 2,
+                    SEQUENCE, f"set train.sequence_length: {SEQUENCE}")]
+        for overrides, field, now, before, fix in changes:
+            for ranks in (None, 2):
+                with self.subTest(field, ranks=ranks):
+                    self.fail_with(USAGE, f"{field} of the numerics contract is {now}, but the checkpoint was saved with "
+                                   f"{before}", fix, "invar export, invar import", ranks=ranks,
+                                   arguments=["train", "run.yaml", "log.dir=run", *overrides])
+        again = self.resume(*self.INVARIANT, "train.steps=12", "parallel.tensor=2", ranks=2)  # another layout: the same
+        self.assertEqual(self.contract_of(again)[1], told[1])
+        self.assertNotIn("from here on", again.stdout + again.stderr)
+        self.succeed("import", self.export("run"), "imported")  # the way that is offered
+        self.train("other", self.REDUCTION, "numerics.workers=2", "checkpoint.resume=imported")
+
+    def test_fast_and_invariant_and_back(self):
+        self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})
+        self.assertIsNone(self.contract_of(self.resume()))
+        self.assertNotIn("contract", self.inspect("run"))
+        for step, overrides, change in ((12, self.INVARIANT, "fast -> invariant"), (14, [], "invariant -> fast")):
+            with self.subTest(change):
+                outcome = self.resume(f"train.steps={step}", *overrides)
+                self.assertIn(f"numerics.reduction: {change}\n", outcome.stdout)
+                warning = f"from here on the bits are those of numerics.reduction: {change.split()[-1]}"
+                self.assertIn(warning, outcome.stdout + outcome.stderr)
+                self.assertIn(warning, (self.folder / "run" / "log.txt").read_text())
+                self.assertIn(f"step {step}/{step} | loss", outcome.stdout)
+
+    def test_evaluation_with_other_sums(self):
+        """Layouts that the contract does not have, as eight ranks of four heads, can still evaluate."""
+        self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})
+        self.resume(*self.INVARIANT, "numerics.leaves=4")
+        self.fail_with(USAGE, "parallel.tensor = 8 exceeds 4", "numerics.reduction: fast", ranks=8,
+                       arguments=["eval", "run", "parallel.tensor=8"])
+        self.succeed("eval", "run", "parallel.tensor=8", "numerics.reduction=fast", ranks=8)
+
+
 class Inspect(CheckpointTest):
     def test_output(self):
         self.recipe(parallel=TENSOR)

@@ -154,9 +154,19 @@ class Layout(JobTest):
     def test_global_batch(self):
         self.refuse(3, "run.yaml:", "train.global_batch_size = 4 is not a multiple", "use 3 or 6")
 
-    def test_invariant_is_not_there_yet(self):
-        self.refuse(2, "run.yaml:", "numerics.reduction: invariant is not available yet", "fast",
+    def test_invariant_numerics(self):
+        """Ranks hold whole leaves and workers of the small model's four KV heads and four samples."""
+        invariant = {"reduction": "invariant", "workers": 4}
+        self.refuse(2, "run.yaml:", "numerics.workers = 8 exceeds train.global_batch_size = 4", "use at most 4",
                     numerics={"reduction": "invariant"})
+        self.refuse(2, "run.yaml:", "numerics.leaves = 4 would be ignored with numerics.reduction: fast",
+                    "remove numerics.leaves", numerics={"leaves": 4})
+        self.refuse(8, "run.yaml:", "parallel.tensor = 8 exceeds 4 key and value heads", "use 1, 2 or 4",
+                    "numerics.reduction: fast", numerics=invariant, parallel={"tensor": 8})
+        self.refuse(3, "run.yaml:", "parallel.tensor = 3 does not divide 4 leaves of 4 key and value heads equally",
+                    "parallel.uneven: true", numerics=invariant, parallel={"tensor": 3})
+        self.refuse(2, "run.yaml:", "parallel.data = 2: its ranks hold 2 of 4 samples each, not whole workers",
+                    "use parallel.data 1, or numerics.workers: 2", numerics={**invariant, "workers": 1})
 
     def test_cuda(self):
         for arguments in (["train", self.config(), "device=cuda"], ["parity", REFERENCE / "qwen3", "device=cuda"]):

@@ -3,6 +3,7 @@ over, and what is refused. Layouts of several ranks are threads that share one G
 import os
 import re
 import subprocess
+import sys
 import unittest
 
 import invar_job
@@ -14,13 +15,15 @@ USAGE = 2
 
 
 def gpus():
-    """GPUs that nvidia-smi lists and this invar was built for."""
+    """GPUs that a job sees and this invar was built for."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return 0
     with_cuda = "libcudart" in subprocess.run(["ldd", INVAR], capture_output=True, text=True, check=False).stdout
-    return listed.count("GPU ") if with_cuda else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    allowed = len([gpu for gpu in visible.split(",") if gpu]) if visible is not None else sys.maxsize
+    return min(listed.count("GPU "), allowed) if with_cuda else 0
 
 
 def use_gpus():
@@ -62,6 +65,11 @@ class OneGpu(GpuTest):
                 print(f"{case}: {summary}; worst {max(re.findall(r'worst +([0-9.]+)', outcome.stdout), key=float)}")
                 self.assertEqual(outcome.code, 0, outcome)
                 self.assertGreater(int(summary.split()[0]), 20)
+
+    def test_invariant_numerics_hold_here(self):
+        outcome = self.run_invar("selftest", "device=cuda", seconds=CASE_SECONDS)
+        print(outcome.stdout)
+        self.assertEqual(outcome.code, 0, outcome)
 
     def test_a_run_on_the_gpu_follows_the_one_on_the_cpu(self):
         self.recipe()

@@ -73,6 +73,49 @@ class Plan(JobTest):
                 self.assertEqual(list(found.groups()), [row[6], *row[:4]])
                 self.assertGreater(float(row[6]), 10)
 
+    def test_invariant_numerics(self):
+        config = ROOT / "configs" / "qwen3_8b.yaml"
+        recipe = ["device=cpu", "train.sequence_length=4096", "train.micro_batch_size=1", "train.global_batch_size=64",
+                  "numerics.precision=bf16"]
+        layout = ["parallel.tensor=3", "parallel.uneven=true", "parallel.data=4"]
+        invariant = "numerics.reduction=invariant"
+        self.assertNotIn("contract", self.plan(config, 12, *recipe, *layout).stdout)
+        outcome = self.plan(config, 12, *recipe, *layout, invariant, "numerics.workers=16")
+        self.assertEqual(outcome.code, 0, outcome)
+        rows = {name: rest.split() for name, rest in re.findall(r"^  (\S.*?)  +(\d.*)$", outcome.stdout, re.M)}
+        # Leaves 0-2, 3-5, 6-7 of a tree over 8: [0,2) [2,3), [3,4) [4,6), [6,8).
+        shares = ["3", "3", "2", "(2", "2", "1", "nodes)"]
+        self.assertEqual(rows["key and value heads"], ["8", "8", *shares])
+        self.assertEqual(rows["FFN blocks"], ["384", "8", *shares])
+        self.assertEqual(rows["vocabulary units"], ["9496", "8", *shares])
+        self.assertEqual(rows["samples, by workers"], ["64", "16", *"4 4 4 4 (1 1 1 1 nodes)".split()])
+        self.assertIn("gradient buffers in use: at most 3 a data rank", outcome.stdout)
+        self.assertIn("parallel.tensor 1, 2, 4 or 8, or with uneven 1, 2, 3, 4, 5, 6, 7 or 8; parallel.data 1, 2, 4, 8 or 16\n",
+                      outcome.stdout)
+        contract = re.search(r"^numerics contract ([0-9a-f]{16}): version 1, precision bf16, arithmetic fma-chain, leaves 8, "
+                             r"workers 16, token_block 64, head_chunk_tokens 2048$", outcome.stdout, re.M)
+        self.assertTrue(contract, outcome)
+        one = self.plan(config, 1, *recipe, "parallel.tensor=1", "parallel.sequence=false", invariant,
+                        "numerics.workers=16").stdout
+        self.assertIn(contract[1], one)
+        self.assertIn("(1 nodes)", one)
+        other = self.plan(config, 12, *recipe, *layout, invariant).stdout
+        self.assertIn("workers 8,", other)
+        self.assertNotIn(contract[1], other)
+
+    def test_contract_on_gpus_that_are_not_here(self):
+        config = ROOT / "configs" / "qwen3_8b.yaml"
+        arguments = ["device=cuda", "parallel.tensor=8", "parallel.data=8", "train.global_batch_size=64",
+                     "numerics.reduction=invariant"]
+        for precision in ("bf16", "fp32"):
+            if "none is here" not in self.plan(config, 64, *arguments, f"numerics.precision={precision}").stdout:
+                self.skipTest("there are GPUs")
+
+    def test_a_batch_that_follows_the_ranks_has_its_workers(self):
+        outcome = self.plan(ROOT / "configs" / "qwen3_0.6b.yaml", 8, "train.global_batch_size=auto",
+                            "train.micro_batch_size=1", "numerics.reduction=invariant")
+        self.assertIn("workers 8,", outcome.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -397,7 +397,8 @@ class Parity(JobTest):
         self.fail_with(USAGE, "--matrix varies", arguments=["parity", case, "--matrix", "parallel.tensor=2"])
         self.fail_with(USAGE, "--matrix", arguments=["parity", case, "--matrix", "--thread-ranks", "2"])
         self.fail_with(USAGE, "one process", arguments=["parity", case, "--thread-ranks", "2"], ranks=2)
-        self.fail_with(USAGE, "not available yet", arguments=["parity", case, "numerics.reduction=invariant"])
+        self.fail_with(USAGE, "numerics.workers = 8 exceeds train.global_batch_size = 4",
+                       arguments=["parity", case, "numerics.reduction=invariant"])
 
 
 class Tokenise(JobTest):

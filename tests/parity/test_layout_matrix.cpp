@@ -12,8 +12,9 @@ namespace {
 
 constexpr int64_t kSequence = 8;
 
-ModelConfig model(int64_t heads, int64_t kv_heads) {
-  ModelConfig model;
+Config model(int64_t heads, int64_t kv_heads) {
+  Config config;
+  ModelConfig& model = config.model;
   model.vocab_size = 250;
   model.hidden_size = 48;
   model.intermediate_size = 96;
@@ -21,7 +22,7 @@ ModelConfig model(int64_t heads, int64_t kv_heads) {
   model.num_attention_heads = heads;
   model.num_key_value_heads = kv_heads;
   model.head_dim = 16;
-  return model;
+  return config;
 }
 
 // Tensor degree, and whether it cuts unevenly.
@@ -42,9 +43,7 @@ bool contains(const LayoutMatrix& matrix, const Layout& layout) {
 }
 
 // Every layout that is offered is one that a run accepts.
-void check_valid(const LayoutMatrix& matrix, const ModelConfig& model, int64_t batch, int64_t sequence = kSequence) {
-  Config config;
-  config.model = model;
+void check_valid(const LayoutMatrix& matrix, Config config, int64_t batch, int64_t sequence = kSequence) {
   config.train.steps = 1;
   config.train.sequence_length = sequence;
   config.train.global_batch_size = batch;
@@ -101,4 +100,18 @@ TEST_CASE("sequence parallelism needs a token for every rank") {
 TEST_CASE("equal parts are preferred to uneven ones") {
   CHECK(cuts(layout_matrix(model(6, 3), 4, kSequence)) ==
         std::set<std::pair<int, bool>>{{1, false}, {2, true}, {3, false}, {4, true}});
+}
+
+TEST_CASE("invariant numerics: ranks hold whole leaves and workers") {
+  Config config = model(8, 4);
+  config.numerics.reduction = Reduction::kInvariant;
+  config.numerics.workers = 2;
+  const LayoutMatrix matrix = layout_matrix(config, 16, kSequence);
+  CHECK(cuts(matrix) == std::set<std::pair<int, bool>>{{1, false}, {2, false}, {3, true}, {4, false}});
+  for (const Layout& layout : matrix.layouts) CHECK(layout.data <= 2);
+  CHECK(matrix.left_out.at("tensor 8: this model can be cut into at most 4 parts") == 8);
+  // Tensor 1 at three micro-batches and with recomputation, tensor 2 at that with and without sequence parallelism.
+  CHECK(matrix.left_out.at("data 4: its ranks do not hold whole workers of 2 in all") == 4 + 8);
+  CHECK(matrix.layouts.size() + static_cast<size_t>(left_out(matrix)) == kAll);
+  check_valid(matrix, config, 16);
 }

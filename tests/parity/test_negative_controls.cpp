@@ -196,7 +196,7 @@ Outcome run_unequal(int data, size_t micro_steps, bool mean_of_means) {
       for (const Batch& batch : batches) {
         const auto count = std::count_if(batch.labels.begin(), batch.labels.end(), [](int32_t l) { return l >= 0; });
         state.forward_backward(batch, 1.0f / (parts * static_cast<float>(count)));
-        loss += state.take_loss() / (parts * static_cast<float>(count));
+        loss += state.take_loss().value() / (parts * static_cast<float>(count));
       }
       state.finish_gradients();
       keep();

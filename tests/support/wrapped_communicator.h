@@ -9,7 +9,8 @@
 
 namespace invar {
 
-// Passes every call on to another communicator, but lets a test step in before and after each sum.
+// Passes every call on to another communicator, but lets a test step in before and after each sum, and after each
+// exchange.
 class WrappedCommunicator : public Communicator {
  public:
   // Called with the buffer; what it returns is called after the sum.
@@ -23,6 +24,10 @@ class WrappedCommunicator : public Communicator {
   // Called after each sum with the terms that this rank gave (a copy) and what it got.
   using AfterScatter = std::function<void(const std::vector<float>& sent, int64_t own_begin, const Tensor& received)>;
   void tamper_with_reduce_scatter(AfterScatter tamper) { after_scatter_ = std::move(tamper); }
+
+  // Called after each all_to_all with what this rank got.
+  using AfterExchange = std::function<void(const Tensor& received)>;
+  void tamper_with_all_to_all(AfterExchange tamper) { after_exchange_ = std::move(tamper); }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
     return inner_->split(color, key, std::move(name));
@@ -48,6 +53,7 @@ class WrappedCommunicator : public Communicator {
   void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
                   std::span<const int64_t> receive_counts) override {
     inner_->all_to_all(stream, send, send_counts, receive, receive_counts);
+    if (after_exchange_) after_exchange_(receive);
   }
   void broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     inner_->broadcast(stream, buffer, root);
@@ -60,6 +66,7 @@ class WrappedCommunicator : public Communicator {
   std::unique_ptr<Communicator> inner_;
   Tamper tamper_;
   AfterScatter after_scatter_;
+  AfterExchange after_exchange_;
 };
 
 }  // namespace invar

@@ -1,4 +1,6 @@
 // The token embedding and the output head, both cut by rows of the vocabulary.
+#include <numeric>
+
 #include "layer_checks.h"
 #include "layers/lm_head.h"
 #include "layers/vocab_embedding.h"
@@ -24,7 +26,7 @@ LayerCase embedding_case(const ops::LookupParams& lookup) {
   layer_case.outputs = {{"h", t, kHidden}};
   layer_case.make = [=](Rank& made_on) -> Body {
     const VocabTable table = add_vocab_table(made_on.table, *made_on.groups.tensor, "embedding", kVocabulary, kHidden);
-    const VocabEmbedding layer(table, lookup);
+    const VocabEmbedding layer(table, table.weight, lookup);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       std::vector<int32_t> ids = token_ids(t);
@@ -54,9 +56,9 @@ LayerCase head_case(double softcap) {
       const Tensor labels(ids.data(), DType::kI32, DeviceType::kCpu, {t});
       std::optional<float> scale;
       if (rank.with_gradients) scale = rank.output_gradient("loss").data<float>()[0];
-      double loss = 0;
-      const Tensor d_x = layer.loss(ctx, x, labels, scale, Tensor(&loss, DType::kF64, DeviceType::kCpu, {1}));
-      rank.give("loss", loss);
+      std::vector<double> losses(static_cast<size_t>(t / ctx.sequence_length));
+      const Tensor d_x = layer.loss(ctx, x, labels, scale, view_of(losses));
+      rank.give("loss", std::accumulate(losses.begin(), losses.end(), 0.0));
       if (rank.with_gradients) rank.give_gradient("x", d_x);
     };
   };

@@ -109,7 +109,7 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
     fill_table(table, values, gradients);
     const RowOwnership ownership(table, 3, 500);
     const Stream stream(DeviceType::kCpu);
-    GradientSync sync(table, ownership, groups, stream);
+    GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
     auto gradient = table.flat_gradients().span<float>();
     for (size_t i = 0; i < gradient.size(); ++i)
       gradient[i] = static_cast<float>(i) * static_cast<float>(world.rank() + 1);
@@ -144,7 +144,7 @@ TEST_CASE("a bucket is summed when the last user of its weights is done, and onc
     const RowOwnership ownership(table, 2, 64);
     REQUIRE(ownership.buckets().size() == 2);
     const Stream stream(DeviceType::kCpu);
-    GradientSync sync(table, ownership, groups, stream);
+    GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
     for (const int step : {1, 2}) {
       for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(step);
       const auto mine = [&](size_t bucket) {
@@ -192,7 +192,7 @@ TEST_CASE("partial gradients are summed over their replicas, complete ones are n
     const RowOwnership ownership(table, 1, 1 << 20);
     for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(world.rank() + 1);
     const Stream stream(DeviceType::kCpu);
-    GradientSync(table, ownership, groups, stream).finish();
+    GradientSync(table, ownership, groups, stream, nullptr, gradients).finish();
     CHECK(table.weight(ids[0]).gradient.span<float>()[4] == static_cast<float>(world.rank() + 1));
     CHECK(table.weight(ids[1]).gradient.span<float>()[0] == 3.0f);
     CHECK(table.weight(ids[2]).gradient.span<float>()[4] == 3.0f);

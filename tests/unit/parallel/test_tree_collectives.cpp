@@ -23,12 +23,19 @@ Tensor matrix(Elements& values, int64_t rows) {
   return Tensor(values.data(), DType::kF32, DeviceType::kCpu, {rows, rows == 0 ? 0 : std::ssize(values) / rows});
 }
 
+// Its rows, each a tensor of one dim.
+std::vector<Tensor> rows_of(const Tensor& whole) {
+  std::vector<Tensor> rows;
+  for (int64_t row = 0; row < whole.dim(0); ++row) rows.push_back(whole.rows(row, row + 1).view({whole.dim(1)}));
+  return rows;
+}
+
 // A rank's nodes, from leaves (G, A), with buffers that nobody filled before.
 Elements nodes_of(int64_t leaf_count, Range run, LeafKind kind, const Elements& leaves) {
   const int64_t elements = std::ssize(leaves) / leaf_count;
   const LeafProgram program = leaf_program(leaf_count, run, kind);
   Elements buffers(static_cast<size_t>(program.buffers * elements), std::nanf(""));
-  for (LeafSum sum(program, matrix(buffers, program.buffers)); !sum.finished(); sum.leaf_done(kCpu)) {
+  for (LeafSum sum(program, rows_of(matrix(buffers, program.buffers))); !sum.finished(); sum.leaf_done(kCpu)) {
     const Tensor target = sum.target();
     for (int64_t i = 0; i < elements; ++i) {
       const float value = leaves[static_cast<size_t>(sum.leaf() * elements + i)];
@@ -38,22 +45,6 @@ Elements nodes_of(int64_t leaf_count, Range run, LeafKind kind, const Elements& 
   }
   buffers.resize(program.nodes.size() * static_cast<size_t>(elements));
   return buffers;
-}
-
-// The root of all ranks' nodes, brought to the rows where the plan wants them.
-Elements root_of(const TreePlan& plan, const std::vector<Elements>& nodes, int64_t elements) {
-  Elements rows;
-  for (int round = 0; round < plan.rounds(); ++round) {
-    for (size_t r = 0; r < nodes.size(); ++r) {
-      if (round >= std::ssize(plan.nodes(static_cast<int>(r)))) continue;
-      const auto node = nodes[r].begin() + round * elements;
-      rows.insert(rows.end(), node, node + elements);
-    }
-    REQUIRE(std::ssize(rows) == plan.rows_of_round(round).end * elements);
-  }
-  Elements root(static_cast<size_t>(elements));
-  ops::tree_sum(kCpu, plan.program(), matrix(rows, plan.total_nodes()), view_of(root));
-  return root;
 }
 
 // What a sum over ranks gives that adds its own terms first.
@@ -107,7 +98,7 @@ TEST_CASE("4000 random divisions of up to 256 leaves over up to 12 ranks give th
     for (const Range& own : runs) {
       nodes.push_back(nodes_of(leaf_count, own, run % 2 == 0 ? LeafKind::kAddable : LeafKind::kOwnBuffer, leaves));
     }
-    wrong += test::different(root_of(plan, nodes, kElements), expected);
+    wrong += test::different(test::root_of(plan, nodes, kElements), expected);
     control += test::different(ordinary_sum(runs, leaves, kElements), expected);
     compared += kElements;
   }
@@ -155,11 +146,11 @@ TEST_CASE("a reduce-scatter over any ranks has the bits of one rank, at any coun
           Arena scratch("scratch", DeviceType::kCpu, 1 << 20);
           const Range slice = slice_of(counts, world.rank());
           Elements out(static_cast<size_t>(slice.size()), std::nanf(""));
-          tree_reduce_scatter(kCpu, world, plan, given, counts, view_of(out), scratch);
+          tree_reduce_scatter(kCpu, world, plan, rows_of(given), counts, view_of(out), scratch);
           CHECK(test::different(out, part_of(expected, slice)) == 0);
 
           std::vector<BF16> rounded(out.size());
-          tree_reduce_scatter(kCpu, world, plan, given, counts, view_of(rounded), scratch);
+          tree_reduce_scatter(kCpu, world, plan, rows_of(given), counts, view_of(rounded), scratch);
           int64_t wrong = 0;
           for (size_t i = 0; i < out.size(); ++i) wrong += rounded[i].bits == BF16(out[i]).bits ? 0 : 1;
           CHECK(wrong == 0);
@@ -169,10 +160,10 @@ TEST_CASE("a reduce-scatter over any ranks has the bits of one rank, at any coun
 
           if (own_nodes > 0) {  // the result where a node was
             const Tensor place = given.rows(own_nodes - 1, own_nodes).view({kElements}).rows(slice.begin, slice.end);
-            tree_reduce_scatter(kCpu, world, plan, given, counts, place, scratch);
+            tree_reduce_scatter(kCpu, world, plan, rows_of(given), counts, place, scratch);
             CHECK(test::different(Elements(place.data<float>(), place.data<float>() + slice.size()), out) == 0);
           } else {
-            tree_reduce_scatter(kCpu, world, plan, given, counts, view_of(out), scratch);
+            tree_reduce_scatter(kCpu, world, plan, rows_of(given), counts, view_of(out), scratch);
           }
         }
       });
@@ -194,7 +185,7 @@ TEST_CASE("an all-reduce has the same bits on every rank, and at every number of
       const Tensor given = matrix(nodes, std::ssize(plan.nodes(world.rank())));
       Arena scratch("scratch", DeviceType::kCpu, 1 << 20);
       std::vector<BF16> rounded(kElements);
-      tree_all_reduce(kCpu, world, plan, given, view_of(rounded), scratch);
+      tree_all_reduce(kCpu, world, plan, rows_of(given), view_of(rounded), scratch);
       int64_t wrong = 0;
       for (size_t i = 0; i < rounded.size(); ++i) wrong += rounded[i].bits == BF16(expected[i]).bits ? 0 : 1;
       CHECK(wrong == 0);
@@ -204,7 +195,7 @@ TEST_CASE("an all-reduce has the same bits on every rank, and at every number of
       if (rank == 0) control = test::different(ordinary, expected);
 
       const Tensor in_place = given.rows(0, 1).view({kElements});
-      tree_all_reduce(kCpu, world, plan, given, in_place, scratch);
+      tree_all_reduce(kCpu, world, plan, rows_of(given), in_place, scratch);
       CHECK(test::different(Elements(nodes.begin(), nodes.begin() + kElements), expected) == 0);
     });
     INFO(ranks << " ranks: an ordinary sum differs in " << control);
@@ -223,13 +214,14 @@ TEST_CASE("on meta nothing moves, and staging and bytes on the wire are counted"
     const int64_t own_nodes = std::ssize(plan.nodes(rank));
     const int64_t own = counts[static_cast<size_t>(rank)];
     const Tensor nodes(nullptr, DType::kF32, DeviceType::kMeta, {own_nodes, kElements});
-    tree_reduce_scatter(kMeta, *group, plan, nodes, counts, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {own}),
-                        scratch);
+    tree_reduce_scatter(kMeta, *group, plan, rows_of(nodes), counts,
+                        Tensor(nullptr, DType::kF32, DeviceType::kMeta, {own}), scratch);
     CHECK(table["tensor all_to_all"].calls == 2);
     CHECK(table["tensor all_to_all"].bytes == 4 * own_nodes * (kElements - own));
     CHECK(scratch.high_water() == 4 * 5 * own);
     CHECK(scratch.used() == 0);
-    tree_all_reduce(kMeta, *group, plan, nodes, Tensor(nullptr, DType::kBF16, DeviceType::kMeta, {kElements}), scratch);
+    tree_all_reduce(kMeta, *group, plan, rows_of(nodes), Tensor(nullptr, DType::kBF16, DeviceType::kMeta, {kElements}),
+                    scratch);
     CHECK(table["tensor all_gather"].calls == 1);
     CHECK(table["tensor all_gather"].bytes > 0);
     CHECK(table.size() == 2);
@@ -244,16 +236,15 @@ TEST_CASE("operands that do not fit the plan are refused") {
     const std::vector<int64_t> counts{8}, wrong_counts{7};
     const auto refused = [&](const TreePlan& tree, const Tensor& nodes, const std::vector<int64_t>& by_rank) {
       return message_of(ErrorKind::kFault, [&] {
-        tree_reduce_scatter(kCpu, world, tree, nodes, by_rank, view_of(values).rows(0, 8), scratch);
+        tree_reduce_scatter(kCpu, world, tree, rows_of(nodes), by_rank, view_of(values).rows(0, 8), scratch);
       });
     };
     CHECK(contains(refused(TreePlan(8, std::vector<Range>{{0, 8}, {8, 8}}), matrix(values, 1), counts),
                    "a tree over 2 ranks and 1 counts, in group 'world' of 1"));
-    CHECK(contains(refused(plan, matrix(values, 2), counts), "f32 (2, 4) is not f32 of 1 nodes of 8 elements"));
-    CHECK(contains(refused(plan, matrix(values, 1), wrong_counts), "f32 (1, 8) is not f32 of 1 nodes of 7 elements"));
+    CHECK(contains(refused(plan, matrix(values, 2), counts), "2 nodes of 1"));
+    CHECK(contains(refused(plan, matrix(values, 1), wrong_counts), "a node is f32 (8), not f32 of 7 elements"));
   });
   const LeafProgram program = leaf_program(8, {0, 8}, LeafKind::kAddable);
   Elements two(16);
-  CHECK(contains(message_of(ErrorKind::kFault, [&] { LeafSum(program, matrix(two, 2)); }),
-                 "f32 (2, 8) is not 3 buffers of f32"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { LeafSum(program, rows_of(matrix(two, 2))); }), "2 buffers of 3"));
 }

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "parallel/reduction_tree.h"
@@ -50,6 +51,23 @@ inline int64_t different(const Elements& a, const Elements& b) {
   int64_t count = 0;
   for (size_t i = 0; i < a.size(); ++i) count += same_bits(a[i], b[i]) ? 0 : 1;
   return count;
+}
+
+// The root of all ranks' nodes, brought to the rows where the plan wants them.
+inline Elements root_of(const TreePlan& plan, const std::vector<Elements>& nodes, int64_t elements) {
+  Elements rows;
+  for (int round = 0; round < plan.rounds(); ++round) {
+    for (size_t r = 0; r < nodes.size(); ++r) {
+      if (round >= std::ssize(plan.nodes(static_cast<int>(r)))) continue;
+      const auto node = nodes[r].begin() + round * elements;
+      rows.insert(rows.end(), node, node + elements);
+    }
+    if (std::ssize(rows) != plan.rows_of_round(round).end * elements) throw std::logic_error("rows of a round");
+  }
+  Elements root(static_cast<size_t>(elements));
+  const Tensor terms(rows.data(), DType::kF32, DeviceType::kCpu, {plan.total_nodes(), elements});
+  ops::tree_sum(Stream(DeviceType::kCpu), plan.program(), terms, view_of(root));
+  return root;
 }
 
 // Contiguous runs of any sizes, some empty.

@@ -198,3 +198,69 @@ TEST_CASE("Another model or other numerics are refused with both values; another
   CHECK(contains(log, "train.global_batch_size: 1 -> 8"));
   CHECK(!contains(log, "train.recompute: none -> "));
 }
+
+namespace {
+
+Config invariant_run(const fs::path& dir) {
+  Config config = small_run(dir);
+  config.numerics.reduction = Reduction::kInvariant;
+  config.numerics.workers = 1;  // its batches have one sample
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("A checkpoint of an invariant run has its contract, and another contract is refused") {
+  const TemporaryFolder folder;
+  Config config = invariant_run(folder / "c");
+  save_steps(config, {10});
+  const NumericsContract contract = numerics_contract(config, "fma-chain");
+  const CheckpointReader reader(folder / "c/step_00000010");
+  CHECK(reader.info().contract == contract.text());
+  CHECK(reader.info().contract_hash == contract.hash());
+
+  on_ranks(config, [](RunCheckpoints& checkpoints, TrainState&, Log&) { CHECK(checkpoints.start().step == 10); });
+  config.numerics.workers = 4;
+  run_thread_ranks(2, [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, {2, 1});
+    const Stream stream(DeviceType::kCpu);
+    const std::optional<Error> error = error_of([&] { const RunCheckpoints checkpoints(config, groups, stream); });
+    CHECK(error.has_value());
+    CHECK(error->kind() == ErrorKind::kConfig);
+  });
+}
+
+TEST_CASE("A run may go on with other reductions, and a person is told") {
+  const TemporaryFolder folder;
+  const auto warned_after = [&](const Config& before, Config now, const std::string& dir) {
+    save_steps(before, {10});
+    now.log.dir = (folder / dir).string();
+    on_ranks(now, [](RunCheckpoints& checkpoints, TrainState&, Log& log) {
+      CHECK(checkpoints.start().step == 10);
+      checkpoints.describe(log);
+    });
+    return folder.read(dir + "/log.txt").find("from here on the bits are those of numerics.reduction: ") !=
+           std::string::npos;
+  };
+  const bool to_invariant = warned_after(small_run(folder / "a"), invariant_run(folder / "a"), "fast_to_invariant");
+  const bool to_fast = warned_after(invariant_run(folder / "b"), small_run(folder / "b"), "invariant_to_fast");
+  const bool fast = warned_after(small_run(folder / "d"), small_run(folder / "d"), "fast");
+  const bool invariant = warned_after(invariant_run(folder / "e"), invariant_run(folder / "e"), "invariant");
+  CHECK(to_invariant);
+  CHECK(to_fast);
+  CHECK(!fast);
+  CHECK(!invariant);
+  CHECK(CheckpointReader(folder / "a/step_00000010").info().contract.empty());
+}
+
+TEST_CASE("Ranks with different contracts do not start together") {
+  run_thread_ranks(2, [](Communicator& world) {
+    const Config config = invariant_run("c");
+    agree_on_contract(std::nullopt, world);
+    agree_on_contract(numerics_contract(config, "mma-k16-sm90"), world);
+    const std::string mine = world.rank() == 0 ? "mma-k16-sm90" : "mma-k16-sm80";
+    const std::optional<Error> error = error_of([&] { agree_on_contract(numerics_contract(config, mine), world); });
+    CHECK(error.has_value());
+    CHECK(std::string(error->what()).find(mine) != std::string::npos);
+  });
+}

@@ -1,0 +1,81 @@
+#include "app/plan_invariant.h"
+
+#include <algorithm>
+
+#include "app/console.h"
+#include "config/resolved.h"
+#include "config/suggest.h"
+#include "config/validation.h"
+#include "parallel/reduction_tree.h"
+#include "train/run_contract.h"
+
+namespace invar::app {
+namespace {
+
+// Leaves of every rank, and the nodes that they come to: "3 3 2 (2 2 1 nodes)".
+std::string shares(int64_t leaves, const std::vector<Range>& runs) {
+  std::string held;
+  std::string nodes;
+  for (const Range& run : runs) {
+    held += format("{} ", run.size());
+    nodes += format("{} ", cover(leaves, run).size());
+  }
+  return format("{}({}nodes)", held, nodes);
+}
+
+std::string contract_line(const Config& config, DeviceType device) {
+  if (device == DeviceType::kCuda && cuda_device_count() == 0) {
+    return "depends on the architecture of the GPUs; none is here";
+  }
+  return run_contract(config, device, 0)->describe();
+}
+
+int gradient_buffers(const Config& config, int data, int64_t batch, int rank) {
+  const int64_t workers = config.numerics.workers;
+  return leaf_program(workers, workers_of(rank, data, workers, batch), LeafKind::kOwnBuffer).buffers;
+}
+
+void print_workers(const Config& config, int data, int64_t batch) {
+  const int64_t workers = config.numerics.workers;
+  std::vector<Range> runs;
+  int buffers = 0;
+  for (int rank = 0; rank < data; ++rank) {
+    runs.push_back(workers_of(rank, data, workers, batch));
+    buffers = std::max(buffers, gradient_buffers(config, data, batch, rank));
+  }
+  print_line(format("  {:<36} {:>6} {:>7}  {}", "samples, by workers", batch, workers, shares(workers, runs)));
+  print_line(format("  gradient buffers in use: at most {} a data rank", buffers));
+}
+
+}  // namespace
+
+int fullest_data_rank(const Config& config, const Topology& grid) {
+  if (config.numerics.reduction == Reduction::kFast) return 0;
+  const int64_t batch = global_batch_size(config, grid.world());
+  int fullest = 0;
+  for (int rank = 1; rank < grid.data; ++rank) {
+    const bool more =
+        gradient_buffers(config, grid.data, batch, rank) > gradient_buffers(config, grid.data, batch, fullest);
+    if (more) fullest = rank;
+  }
+  return fullest;
+}
+
+void print_invariant(const Config& config, const Topology& grid, DeviceType device) {
+  const int64_t batch = global_batch_size(config, grid.world());
+  print_line("");
+  print_line("numerics contract " + contract_line(config, device));
+  print_line(format("  {:<36} {:>6} {:>7}  {}", "sum over", "units", "leaves", "leaves of each rank"));
+  for (const SumSite& site : sum_sites(config.model)) {
+    const int64_t leaves = std::min(config.numerics.leaves, site.units);
+    print_line(format("  {:<36} {:>6} {:>7}  {}", site.name, site.units, leaves,
+                      shares(leaves, choose_runs(leaves, grid.tensor))));
+  }
+  print_workers(config, grid.data, batch);
+  print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",
+                    join_numbers(fitting_tensor_degrees(config, false)),
+                    join_numbers(fitting_tensor_degrees(config, true)),
+                    join_numbers(fitting_data_degrees(config, batch))));
+}
+
+}  // namespace invar::app

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "config/config.h"
+#include "parallel/topology.h"
+
+namespace invar::app {
+
+// For numerics.reduction: invariant, what is summed how: leaves and nodes of tensor ranks, workers and gradient buffers
+// of data ranks, the contract, and which layouts have the same bits.
+void print_invariant(const Config& config, const Topology& grid, DeviceType device);
+
+// The data rank with the most gradient buffers; 0 with fast numerics.
+int fullest_data_rank(const Config& config, const Topology& grid);
+
+}  // namespace invar::app

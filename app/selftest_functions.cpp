@@ -1,0 +1,57 @@
+#include <bit>
+
+#include "app/selftest.h"
+#include "observe/state_hash.h"
+#include "ops/cross_entropy.h"
+#include "ops/gated_activation.h"
+#include "ops/norm.h"
+#include "parallel/parameter.h"
+
+namespace invar::app {
+namespace {
+
+constexpr int64_t kInputs = int64_t{1} << 20;
+
+// Of f32 results, as the hash of a state is made.
+std::string hash_of(const Bench& bench, const Tensor& tensor) {
+  std::vector<float> results;
+  for (const uint32_t bits : bench.bits(tensor)) results.push_back(std::bit_cast<float>(bits));
+  Parameter parameter;
+  parameter.shape = {std::ssize(results)};
+  std::vector<uint64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(results))));
+  add_to_blocks(parameter, {0, std::ssize(results)}, results, blocks);
+  return hash_text(hash_tensor(blocks));
+}
+
+}  // namespace
+
+void tell_functions(const SelftestReport& report, const Stream& stream) {
+  Bench bench(stream);
+  const std::vector<float> inputs = Matrix(1, kInputs, 7, 6).values;
+  const Tensor gate = bench.filled(DType::kF32, {kInputs, 1}, inputs);
+  const Tensor ones = bench.filled(DType::kF32, {kInputs, 1}, std::vector<float>(inputs.size(), 1.0f));
+  const Tensor out = bench.unwritten(DType::kF32, {kInputs, 1});
+  ops::gate_forward(stream, ops::Activation::kSilu, gate, ones, out);
+  report.tell("hash of exp (SiLU)", hash_of(bench, out));
+  ops::gate_forward(stream, ops::Activation::kGeluTanh, gate, ones, out);
+  report.tell("hash of exp (GELU)", hash_of(bench, out));
+
+  const Tensor logits = gate.view({kInputs / 64, 64});
+  const Tensor labels = bench.filled(DType::kI32, {kInputs / 64}, std::vector<float>(inputs.size() / 64, 5.0f));
+  std::vector<Tensor> of_rows;
+  for (int i = 0; i < 4; ++i) of_rows.push_back(bench.unwritten(DType::kF32, {kInputs / 64}));
+  ops::logits_statistics(stream, logits, labels, {0, 64}, 64, of_rows[0], of_rows[1], of_rows[2]);
+  report.tell("hash of exp (sums of the cross entropy)", hash_of(bench, of_rows[1]));
+  ops::token_losses(stream, labels, of_rows[0], of_rows[1], of_rows[2], of_rows[3]);
+  report.tell("hash of log (losses)", hash_of(bench, of_rows[3]));
+
+  const Tensor x = gate.view({kInputs / 4, 4});
+  const Tensor y = bench.unwritten(DType::kF32, {kInputs / 4, 4});
+  const Tensor rstd = bench.unwritten(DType::kF32, {kInputs / 4});
+  ops::rms_norm_forward(stream, x, ones.view({kInputs}).rows(0, 4), 1e-6f, y, rstd);
+  report.tell("hash of rsqrt (RMSNorm)", hash_of(bench, rstd));
+  ops::softcap(stream, 30.0f, gate);
+  report.tell("hash of tanh (softcap)", hash_of(bench, gate));
+}
+
+}  // namespace invar::app

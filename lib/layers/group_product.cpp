@@ -1,0 +1,55 @@
+#include "layers/group_product.h"
+
+#include "ops/matmul.h"
+#include "parallel/tree_collectives.h"
+
+namespace invar {
+
+using ops::matmul;
+using ops::Transpose;
+
+GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns)
+    : ctx_(ctx), leaves_(leaves) {
+  // A single leaf is the sum.
+  if (leaves_ != nullptr && leaves_->plan.ranks() == 1 && leaves_->rows.size() == 1) leaves_ = nullptr;
+  const DType dtype = leaves_ == nullptr ? ctx.region.partial_dtype(ctx.activation) : DType::kF32;
+  const int terms = leaves_ == nullptr ? 1 : leaves_->program.buffers;
+  for (int term = 0; term < terms; ++term) {
+    terms_.push_back(ctx.scratch.allocate("terms of a product", dtype, {ctx.region.tokens(), columns}));
+  }
+}
+
+void GroupProduct::multiply(const Tensor& a, const Tensor& w) const {
+  if (leaves_ == nullptr) return matmul(ctx_.stream, a, Transpose::kNo, w, Transpose::kNo, terms_.front());
+  size_t index = 0;
+  for (LeafSum sum(leaves_->program, terms_); !sum.finished(); sum.leaf_done(ctx_.stream)) {
+    const Range rows = leaves_->rows[index++];
+    ops::matmul_columns(ctx_.stream, a, rows, w.rows(rows.begin, rows.end), sum.target(),
+                        sum.accumulate() ? 1.0f : 0.0f);
+  }
+}
+
+void GroupProduct::multiply_rows(int64_t first, std::span<const Tensor> parts, const Tensor& w) const {
+  std::vector<Tensor> terms;
+  for (const Tensor& term : terms_) terms.push_back(term.rows(first, first + parts.front().dim(0)));
+  if (leaves_ == nullptr) return matmul(ctx_.stream, parts.front(), Transpose::kNo, w, Transpose::kNo, terms.front());
+  size_t index = 0;
+  for (LeafSum sum(leaves_->program, terms); !sum.finished(); sum.leaf_done(ctx_.stream), ++index) {
+    const Range rows = leaves_->rows[index];
+    matmul(ctx_.stream, parts[index], Transpose::kNo, w.rows(rows.begin, rows.end), Transpose::kNo, sum.target(),
+           sum.accumulate() ? 1.0f : 0.0f);
+  }
+}
+
+Tensor GroupProduct::sum() const {
+  if (leaves_ == nullptr) return ctx_.region.reduce(ctx_.stream, ctx_.scratch, terms_.front(), ctx_.activation);
+  const std::span<const Tensor> nodes(terms_.data(), leaves_->program.nodes.size());
+  return ctx_.region.reduce_nodes(ctx_.stream, ctx_.scratch, leaves_->plan, nodes, ctx_.activation);
+}
+
+void sum_leaves(const LayerContext& ctx, const LeafCut& cut, std::span<const Tensor> leaves, const Tensor& out) {
+  tree_all_reduce(ctx.stream, ctx.region.group(), cut.plan, nodes_of_leaves(ctx.stream, cut.program, leaves), out,
+                  ctx.scratch);
+}
+
+}  // namespace invar

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <span>
+
+#include "layers/layer_context.h"
+
+namespace invar {
+
+// The product a · w over a dim K that the tensor-parallel group has cut: a (T, K of this rank), w (K of this rank, N),
+// a weight's rows, and the sum over the ranks. In fixed order each leaf of K is a product of its own.
+class GroupProduct {
+ public:
+  // Its terms take their place on scratch, below the sum. leaves: of the weight; null: any order.
+  GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns);
+
+  void multiply(const Tensor& a, const Tensor& w) const;
+  // Rows [first, first + n) of the product, from the parts (n, rows of the leaf) of `a`, one per leaf; one in all if
+  // the order is any.
+  void multiply_rows(int64_t first, std::span<const Tensor> parts, const Tensor& w) const;
+  // (local, N) of the activation dtype, on scratch or a part of a term.
+  Tensor sum() const;
+
+ private:
+  const LayerContext& ctx_;
+  const LeafCut* leaves_;
+  std::vector<Tensor> terms_;  // (T, N): of a rank's sum, or its nodes
+};
+
+// out f32 (A) = the sum over all ranks' leaves, f32 (A) each, of which these are this rank's; they are overwritten.
+void sum_leaves(const LayerContext& ctx, const LeafCut& cut, std::span<const Tensor> leaves, const Tensor& out);
+
+}  // namespace invar

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "parallel/reduction_tree.h"
+
+namespace invar {
+
+// In what order the gradients of a step's samples are added, so that it depends neither on the data-parallel ranks nor
+// on micro-batches: of B samples, logical worker w of W adds samples [w·B/W, (w + 1)·B/W) one after another, from zero;
+// a tree over the workers adds their sums (reduction_tree.h). A rank holds a contiguous run of whole workers, and of
+// buffers for sums as many as its part of the tree needs.
+class WorkerOrder {
+ public:
+  // Error{kConfig} if a rank's B / data_size samples do not begin where a worker's do.
+  WorkerOrder(int64_t workers, int64_t batch, int data_size, int data_rank);
+
+  // A sample's gradient is added to the sum in `buffer`, which is set to zero before if it begins a worker; then
+  // `joins` times the buffer is added to the one below.
+  struct Place {
+    int buffer = 0;
+    bool begins = false;
+    int joins = 0;
+  };
+  // sample: counted from this rank's first one of the step.
+  const Place& of(int64_t sample) const { return places_[static_cast<size_t>(sample)]; }
+
+  int buffers() const { return program_.buffers; }
+  // Who has which sums at the end of the step, in its first buffers.
+  const TreePlan& plan() const { return plan_; }
+
+ private:
+  WorkerOrder(int64_t batch, const std::vector<Range>& workers_of_ranks, int64_t workers, int data_rank);
+
+  TreePlan plan_;
+  LeafProgram program_;
+  std::vector<Place> places_;
+};
+
+}  // namespace invar

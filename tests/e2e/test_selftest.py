@@ -1,0 +1,47 @@
+"""invar selftest: what it checks and says on the CPU, and what it refuses."""
+import re
+import unittest
+
+from invar_job import RUN_SECONDS, JobTest
+
+USAGE = 2
+STEPS = 2
+
+
+class Selftest(JobTest):
+    def test_invariant_numerics_hold_here(self):
+        outcome = self.run_invar("selftest", "device=cpu", "--steps", STEPS, seconds=4 * RUN_SECONDS)
+        self.assertEqual(outcome.code, 0, outcome)
+        lines = [re.fullmatch(r"(.{66}) (\S.*)", line) for line in outcome.stdout.splitlines()]  # aligned
+        self.assertTrue(all(lines), outcome)
+        told = {match[1].rstrip(): match[2] for match in lines}
+        self.assertEqual(len(told), len(lines), outcome)
+        self.assertRegex(told["device"], r"^CPU, threads: \d+$")
+        checks = [name for name, text in told.items() if text == "ok"]
+        self.assertEqual(told[f"{len(checks)} checks"], "0 FAILED", outcome)
+        for dtype in ("f32", "bf16"):
+            self.assertIn(f"products of {dtype} are chains of fused multiply-adds", checks)
+            self.assertIn(f"products of {dtype}, control: K in two differs", checks)
+            self.assertEqual(len([name for name in checks if name.startswith(f"attention tiled {dtype} ")]), 6)
+        for model in ("Qwen3", "Gemma 4"):
+            for precision in ("fp32", "bf16"):
+                own = [name for name in checks if name.startswith(f"{model} {precision}: ")]
+                self.assertEqual(len(own), 8, own)
+                self.assertTrue(any("tensor 4 sequence" in name for name in own), own)
+                self.assertTrue(any("control" in name for name in own), own)
+        self.assertEqual(len([name for name in told if name.startswith("hash of ")]), 6)
+        contracts = [told[f"numerics contract, {precision}"] for precision in ("fp32", "bf16")]
+        for contract in contracts:
+            self.assertRegex(contract, r"^[0-9a-f]{16}: version 1, .*arithmetic fma-chain, leaves 8")
+        self.assertNotEqual(contracts[0][:16], contracts[1][:16])
+        self.assertRegex(told["states of all models, layouts and steps"], r"^[0-9a-f]{16}$")
+
+    def test_refusals(self):
+        self.fail_with(USAGE, "train.steps=3", arguments=["selftest", "train.steps=3"])
+        self.fail_with(USAGE, "device", arguments=["selftest", "device=tpu"])
+        self.fail_with(USAGE, "device = cuda, but this", arguments=["selftest", "device=cuda"])  # build or process
+        self.fail_with(USAGE, "one process", arguments=["selftest", "device=cpu"], ranks=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <bit>
+#include <functional>
+#include <vector>
+
+#include "awkward_models.h"
+#include "comm/thread_communicator.h"
+#include "config/validation.h"
+#include "train/step_hash.h"
+
+namespace invar::test {
+
+// Small models trained with numerics.reduction: invariant, whose weights move and whose gradients are clipped.
+inline Config invariant_run(Precision precision) {
+  Config config;
+  config.model.vocab_size = 300;
+  config.model.hidden_size = 48;
+  config.model.intermediate_size = 96;
+  config.model.num_hidden_layers = 2;
+  config.model.rope_theta = 1e4;
+  config.numerics.precision = precision;
+  config.numerics.reduction = Reduction::kInvariant;
+  config.numerics.workers = 12;
+  config.parallel.uneven = true;
+  config.parallel.bucket_size = 4000;  // several buckets of several weights
+  config.train.steps = 10;
+  config.train.sequence_length = 16;
+  config.train.global_batch_size = 12;
+  config.train.eval_every = 10;
+  config.train.eval_batches = 1;
+  config.optimizer.lr = 1e-2;
+  config.optimizer.clip_grad = 0.25;
+  config.schedule.kind = ScheduleKind::kConstant;
+  return config;
+}
+
+inline Config tied_qwen3(Precision precision) {
+  Config config = invariant_run(precision);
+  config.model.tie_word_embeddings = true;
+  config.model.num_attention_heads = 16;
+  config.model.num_key_value_heads = 8;
+  config.model.head_dim = 4;
+  return config;
+}
+
+// Six leaves of its KV heads, twelve of all else.
+inline Config untied_qwen3(Precision precision) {
+  Config config = invariant_run(precision);
+  config.model.num_attention_heads = 12;
+  config.model.num_key_value_heads = 6;
+  config.model.head_dim = 6;
+  config.numerics.leaves = 12;
+  return config;
+}
+
+// Sliding and full layers, the last two without keys and values of their own, and per-layer embeddings.
+inline Config gemma4_e_series(Precision precision) {
+  Config config = invariant_run(precision);
+  ModelConfig& model = config.model;
+  model.family = "gemma4";
+  model.tie_word_embeddings = true;
+  model.num_hidden_layers = 4;
+  model.num_attention_heads = 8;
+  model.num_key_value_heads = 8;
+  model.head_dim = 4;
+  model.layer_types = "sf";
+  model.sliding_window = 7;
+  model.partial_rotary_factor = 0.5;
+  model.global_head_dim = 8;
+  model.num_kv_shared_layers = 2;
+  model.use_double_wide_mlp = true;
+  model.hidden_size_per_layer_input = 24;
+  model.final_logit_softcapping = 5;
+  return config;
+}
+
+// Fewer KV heads in full layers, which take their values from the keys.
+inline Config gemma4_dense(Precision precision) {
+  Config config = invariant_run(precision);
+  ModelConfig& model = config.model;
+  model.family = "gemma4";
+  model.tie_word_embeddings = true;
+  model.num_attention_heads = 12;
+  model.num_key_value_heads = 12;
+  model.head_dim = 4;
+  model.layer_types = "sf";
+  model.sliding_window = 7;
+  model.partial_rotary_factor = 0.5;
+  model.global_head_dim = 8;
+  model.num_global_key_value_heads = 6;
+  model.attention_k_eq_v = true;
+  model.final_logit_softcapping = 5;
+  config.numerics.leaves = 6;
+  return config;
+}
+
+// What a step leaves: the hash of its state, and what shows that it did something.
+struct HashedStep {
+  StateDigest digest;
+  StepResult result;
+};
+struct HashedRun {
+  std::vector<HashedStep> steps;
+  double validation = 0;  // loss after them
+
+  // All that must not depend on the layout.
+  std::vector<uint64_t> bits() const {
+    std::vector<uint64_t> all;
+    for (const HashedStep& step : steps) all.push_back(step.digest.combined);
+    all.push_back(std::bit_cast<uint64_t>(validation));
+    return all;
+  }
+};
+
+// Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups.
+using PrepareGroups = std::function<void(ProcessGroups& groups)>;
+inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {}) {
+  config.parallel.tensor = layout.tensor;
+  config.parallel.sequence = layout.sequence;
+  config.parallel.data = layout.data;
+  config.train.micro_batch_size = layout.micro_batch;
+  config.train.recompute = layout.recompute;
+  validate(config, layout.tensor * layout.data);
+  HashedRun run;
+  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
+    ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+    if (prepare) prepare(groups);
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    const auto source = make_token_source(config.data, token_request(config, Split::kTrain, world.size()));
+    const DataStream data = data_stream(*source, config, Split::kTrain);
+    for (int64_t step = 0; step < config.train.steps; ++step) {
+      StepHash hash(state, groups);
+      StepHooks hooks;
+      hooks.gradients_complete = [&](const StepResult&) { hash.gradients(); };
+      const StepResult result =
+          run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
+      const StateDigest digest = hash.finish().digest(result.loss, result.grad_norm);
+      if (world.rank() == 0) run.steps.push_back({digest, result});
+    }
+    const double validation = run_evaluation(state, config, groups, data).value();
+    if (world.rank() == 0) run.validation = validation;
+  });
+  return run;
+}
+
+}  // namespace invar::test

@@ -1,0 +1,313 @@
+// numerics.reduction: invariant gives one state per step, to the bit, at every layout. The negative controls below show
+// that this comparison notices one sum in another order.
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "config/contract.h"
+#include "invariant_models.h"
+#include "ops/matmul.h"
+#include "parallel/logical_tensor.h"
+#include "support/catch.h"
+#include "support/wrapped_communicator.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+using MakeModel = Config (*)(Precision);
+struct Model {
+  const char* name;
+  MakeModel make;
+  int widest;  // tensor-parallel group
+};
+const std::vector<Model> kModels = {{"Qwen3, tied", tied_qwen3, 8},
+                                    {"Qwen3, untied", untied_qwen3, 6},
+                                    {"Gemma 4 with per-layer embeddings", gemma4_e_series, 8},
+                                    {"Gemma 4, dense", gemma4_dense, 6}};
+
+std::string describe(const Layout& layout) {
+  return format("tensor {}{}, data {}, micro-batch {}, recompute {}", layout.tensor,
+                layout.sequence ? " with sequence parallelism" : "", layout.data, layout.micro_batch,
+                layout.recompute == RecomputeKind::kFull);
+}
+
+// Every tensor-parallel group, with and without sequence parallelism.
+std::vector<Layout> tensor_layouts(int widest) {
+  std::vector<Layout> layouts = {{1, false}};
+  for (const int tensor : {2, 3, 4, 6, 8}) {
+    if (tensor > widest) continue;
+    layouts.push_back({tensor, false});
+    layouts.push_back({tensor, true});
+  }
+  return layouts;
+}
+
+// Data-parallel ranks and micro-batches of a batch of 12.
+const std::vector<std::pair<int, int64_t>> kBatches = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 1}, {2, 2},
+                                                       {2, 3}, {3, 1}, {3, 2}, {3, 4}, {4, 1}, {4, 3}};
+
+// Every tensor-parallel layout and every cut of the batch at least once, paired differently in each turn;
+// recomputation in every other layout.
+std::vector<Layout> spanning_layouts(int widest, size_t turn) {
+  const std::vector<Layout> tensor = tensor_layouts(widest);
+  std::vector<Layout> layouts;
+  for (size_t i = 0; i < kBatches.size(); ++i) {
+    Layout layout = tensor[i % tensor.size()];
+    std::tie(layout.data, layout.micro_batch) = kBatches[(5 * i + turn) % kBatches.size()];
+    layout.recompute = (i / 2 + turn) % 2 == 0 ? RecomputeKind::kFull : RecomputeKind::kNone;
+    layouts.push_back(layout);
+  }
+  return layouts;
+}
+
+std::vector<Layout> all_layouts(int widest) {
+  std::vector<Layout> layouts;
+  for (const Layout& tensor : tensor_layouts(widest)) {
+    for (const auto& [data, micro_batch] : kBatches) {
+      for (const RecomputeKind recompute : {RecomputeKind::kNone, RecomputeKind::kFull}) {
+        layouts.push_back({tensor.tensor, tensor.sequence, data, micro_batch, recompute});
+      }
+    }
+  }
+  return layouts;
+}
+
+// The run on one rank, a sample at a time: every step moves all of the state, and is clipped.
+HashedRun lively_run(const Config& config) {
+  HashedRun run = train_hashed(config, {});
+  REQUIRE(std::ssize(run.steps) == config.train.steps);
+  for (const HashedStep& step : run.steps) CHECK(step.result.grad_norm > config.optimizer.clip_grad);
+  for (size_t step = 1; step < run.steps.size(); ++step) {
+    for (size_t kind = 0; kind < kStateKinds; ++kind) {
+      CHECK(run.steps[step].digest.kinds[kind] != run.steps[step - 1].digest.kinds[kind]);
+    }
+  }
+  return run;
+}
+
+// How many layouts were compared; all must have the bits of one rank.
+size_t compare_layouts(const Config& config, const std::vector<Layout>& layouts) {
+  const std::vector<uint64_t> one = lively_run(config).bits();
+  for (const Layout& layout : layouts) {
+    INFO(describe(layout));
+    CHECK(train_hashed(config, layout).bits() == one);
+  }
+  return layouts.size();
+}
+
+}  // namespace
+
+TEST_CASE("every layout has the state of one rank after every step", "[.matrix]") {
+  size_t compared = 0;
+  size_t turn = 0;
+  for (const Model& model : kModels) {
+    for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+      INFO(model.name << (precision == Precision::kF32 ? ", fp32" : ", bf16"));
+      compared += compare_layouts(model.make(precision), spanning_layouts(model.widest, turn++));
+    }
+  }
+  WARN(compared << " layouts compared with one rank, ten steps each");
+}
+
+TEST_CASE("workers of several samples: every layout has the state of one rank after every step") {
+  size_t compared = 0;
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    Config config = tied_qwen3(precision);
+    config.numerics.workers = 4;
+    compared += compare_layouts(config, {{1, false, 1, 4},
+                                         {3, true, 1, 2},  // micro-batches that hold parts of two workers
+                                         {2, true, 2, 2},
+                                         {1, false, 2, 6},
+                                         {2, false, 4, 1},
+                                         {1, false, 4, 3, RecomputeKind::kFull}});
+  }
+  WARN(compared << " layouts compared with one rank, ten steps each");
+}
+
+TEST_CASE("samples of several documents: every layout has the state of one rank after every step") {
+  size_t compared = 0;
+  for (const MakeModel make : {tied_qwen3, gemma4_e_series}) {
+    Config config = make(Precision::kBF16);
+    config.train.steps = 4;
+    config.data.eod_id = 3;
+    config.data.eod_mask_loss = true;
+    config.data.reset_at_eod = true;
+    compared += compare_layouts(config, {{2, true, 2, 3}, {3, false, 1, 4}, {8, true, 1, 2}, {1, false, 4, 1}});
+  }
+  WARN(compared << " layouts compared with one rank, four steps each");
+}
+
+TEST_CASE("blocks of several tokens: every layout has the state of one rank after every step") {
+  Config config = untied_qwen3(Precision::kBF16);
+  config.train.steps = 3;
+  config.train.sequence_length = 192;
+  config.train.global_batch_size = 4;
+  config.numerics.workers = 4;
+  REQUIRE(token_block_of(config.train.sequence_length) == 3);
+  const size_t compared =
+      compare_layouts(config, {{2, true, 2, 1}, {3, true, 1, 1}, {6, true, 1, 4}, {4, false, 4, 1}});
+  WARN(compared << " layouts compared with one rank, three steps each");
+}
+
+TEST_CASE("the whole product of layouts", "[.full]") {
+  size_t compared = 0;
+  for (const Model& model : kModels) {
+    for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+      Config config = model.make(precision);
+      config.train.steps = 3;
+      INFO(model.name << (precision == Precision::kF32 ? ", fp32" : ", bf16"));
+      compared += compare_layouts(config, all_layouts(model.widest));
+    }
+  }
+  WARN(compared << " layouts compared with one rank, three steps each");
+}
+
+namespace {
+
+// Four ranks of one leaf or worker each: what a rank receives of a sum is a row of each rank.
+using Rows = std::vector<std::span<float>>;
+using TamperRows = void (*)(const Rows& rows);
+
+void add_in_rank_order(const Rows& rows) {
+  for (size_t i = 0; i < rows[0].size(); ++i) {
+    float sum = rows[0][i];
+    for (size_t row = 1; row < rows.size(); ++row) sum += std::exchange(rows[row][i], 0.0f);
+    rows[0][i] = sum;
+  }
+}
+void swap_siblings(const Rows& rows) {
+  std::ranges::swap_ranges(rows[0], rows[1]);
+}
+void swap_others(const Rows& rows) {
+  std::ranges::swap_ranges(rows[1], rows[2]);
+}
+
+Config control_run() {
+  Config config = tied_qwen3(Precision::kF32);
+  config.numerics.leaves = 4;
+  config.numerics.workers = 4;
+  config.train.steps = 1;
+  return config;
+}
+
+using Bits = std::vector<uint64_t>;  // of a run
+
+constexpr int64_t kEverySum = -1;
+
+// A run in which one sum of each rank, the number `which`, or every one is tampered with, and how many there were.
+struct Tampered {
+  Bits bits;
+  int64_t sums = 0;
+};
+Tampered tampered_run(const Layout& layout, std::unique_ptr<Communicator> ProcessGroups::*group, int64_t which,
+                      TamperRows tamper) {
+  Tampered result;
+  const HashedRun run = train_hashed(control_run(), layout, [&](ProcessGroups& groups) {
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.*group));
+    const bool counts = groups.world->rank() == 0;
+    wrapped->tamper_with_all_to_all(
+        [&result, which, tamper, counts, next = int64_t{0}](const Tensor& received) mutable {
+          const int64_t number = next++;
+          if (counts) result.sums = next;
+          if (which != kEverySum && which != number) return;
+          const std::span<float> all = received.span<float>();
+          Rows rows;
+          for (size_t row = 0; row < 4; ++row) rows.push_back(all.subspan(row * all.size() / 4, all.size() / 4));
+          tamper(rows);
+        });
+    groups.*group = std::move(wrapped);
+  });
+  result.bits = run.bits();
+  return result;
+}
+
+const std::vector<Layout> kFourTensorRanks = {{4, false, 1, 12}, {4, true, 1, 12}};
+
+}  // namespace
+
+TEST_CASE("control: siblings change places in every sum, and nothing changes") {
+  const Bits one = train_hashed(control_run(), {}).bits();
+  for (const Layout& layout : kFourTensorRanks) {
+    CHECK(tampered_run(layout, &ProcessGroups::tensor, kEverySum, swap_siblings).bits == one);
+  }
+  CHECK(tampered_run({1, false, 4, 3}, &ProcessGroups::data, kEverySum, swap_siblings).bits == one);
+}
+
+TEST_CASE("control: one sum over tensor-parallel ranks in rank order, or of two others swapped, changes the bits") {
+  const Bits one = train_hashed(control_run(), {}).bits();
+  for (const Layout& layout : kFourTensorRanks) {
+    const int64_t sums = tampered_run(layout, &ProcessGroups::tensor, kEverySum, swap_siblings).sums;
+    CHECK(sums > 8);
+    for (int64_t sum = 0; sum < sums; ++sum) {
+      INFO(describe(layout) << ", sum " << sum << " of " << sums);
+      CHECK(tampered_run(layout, &ProcessGroups::tensor, sum, add_in_rank_order).bits != one);
+      CHECK(tampered_run(layout, &ProcessGroups::tensor, sum, swap_others).bits != one);
+    }
+  }
+}
+
+TEST_CASE("control: one sum over data-parallel ranks in rank order, or of two others swapped, changes the bits") {
+  const Bits one = train_hashed(control_run(), {}).bits();
+  const Layout layout{1, false, 4, 3};
+  const int64_t sums = tampered_run(layout, &ProcessGroups::data, kEverySum, swap_siblings).sums;
+  CHECK(sums > 8);
+  for (int64_t sum = 0; sum < sums; ++sum) {
+    INFO("sum " << sum << " of " << sums);
+    CHECK(tampered_run(layout, &ProcessGroups::data, sum, add_in_rank_order).bits != one);
+    CHECK(tampered_run(layout, &ProcessGroups::data, sum, swap_others).bits != one);
+  }
+}
+
+TEST_CASE("control: sums in any order depend on the layout") {
+  Config config = control_run();
+  config.numerics = {Precision::kF32};
+  const Bits one = train_hashed(config, {}).bits();
+  for (const Layout& layout : {Layout{4, false, 1, 12}, Layout{4, true, 1, 12}, Layout{1, false, 4, 3}, Layout{}}) {
+    INFO(describe(layout));
+    CHECK((train_hashed(config, layout).bits() != one) == (layout.tensor * layout.data > 1));
+  }
+}
+
+TEST_CASE("control: other leaves or workers are other sums") {
+  const Bits one = train_hashed(control_run(), {}).bits();
+  Config leaves = control_run();
+  leaves.numerics.leaves = 8;  // a product cut inside what was a leaf
+  CHECK(train_hashed(leaves, {}).bits() != one);
+  Config workers = control_run();
+  workers.numerics.workers = 6;  // not 12: a tree of three is a chain of three
+  CHECK(train_hashed(workers, {}).bits() != one);
+}
+
+TEST_CASE("control: a weight's gradient as one product over two samples has other bits") {
+  constexpr int64_t kSequence = 16, kOut = 24, kIn = 32;
+  const Stream stream(DeviceType::kCpu);
+  const auto gradient = [&](int64_t samples) {
+    Arena values("values", DeviceType::kCpu, 1 << 16);
+    Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
+    ParameterTable table(8);
+    Weight weight;
+    weight.rows = kOut;
+    weight.cols = kIn;
+    weight.parameters.emplace_back().shape = {kOut, kIn};
+    const WeightId id = table.add(std::move(weight));
+    table.allocate(values, gradients, DType::kF32);
+    std::vector<float> d_y(2 * kSequence * kOut), x(2 * kSequence * kIn);
+    for (size_t i = 0; i < d_y.size(); ++i) d_y[i] = std::sin(static_cast<float>(i));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::cos(static_cast<float>(3 * i));
+    const Tensor all_d_y(d_y.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kOut});
+    const Tensor all_x(x.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kIn});
+    const WorkerOrder order(1, samples, 1, 0);
+    ResidentWeights weights(table);
+    weights.begin_micro_batch(order, 0, 2 * kSequence / samples);
+    weights.accumulate(stream, id, {0, 2 * kSequence}, [&](Range tokens, const Tensor& into) {
+      ops::matmul(stream, all_d_y.rows(tokens.begin, tokens.end), ops::Transpose::kYes,
+                  all_x.rows(tokens.begin, tokens.end), ops::Transpose::kNo, into, 1.0f);
+    });
+    return read_f32(stream, table.flat_gradients(), {0, kOut * kIn});
+  };
+  CHECK(gradient(2) != gradient(1));
+}

@@ -1,0 +1,118 @@
+#include "parallel/weight_provider.h"
+
+#include <algorithm>
+
+#include "ordered_table.h"
+#include "support/catch.h"
+
+using namespace invar;
+using test::Elements;
+using test::Gradients;
+
+namespace {
+
+const Stream kCpu(DeviceType::kCpu);
+constexpr int64_t kBatch = 12, kWorkers = 4, kSequence = 4;
+
+// A weight with two users, each with gradients of its own for every token of the batch.
+struct Tied {
+  explicit Tied(const WorkerOrder& order) {
+    first = test::add_matrix(table, "tied", 5, 3);
+    second = table.add_user(first.id);
+    table.allocate(values, gradients, DType::kF32, order.buffers());
+    std::ranges::fill(table.gradients(0, {0, table.flat_size()}).span<float>(), 99.0f);  // nobody sets it to zero
+  }
+
+  Arena values{"values", DeviceType::kCpu, 1 << 12};
+  Arena gradients{"gradients", DeviceType::kCpu, 1 << 14};
+  ParameterTable table{8};
+  WeightUse first{0};
+  WeightUse second{0};
+};
+
+// Backward passes of a rank's samples in micro-batches, in each of which the tokens come in chunks.
+void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch, int64_t chunk,
+              const std::vector<Gradients>& uses) {
+  ResidentWeights weights(tied.table);
+  for (int64_t begin = 0; begin < samples.size(); begin += micro_batch) {
+    weights.begin_micro_batch(order, begin, kSequence);
+    for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
+      const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
+      for (const Gradients& use : uses) {
+        int64_t next = tokens.begin;
+        weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
+          CHECK(part.begin == next);
+          CHECK(part.begin / kSequence == (part.end - 1) / kSequence);  // of one sample
+          CHECK((into.dim(0) == 5 && into.dim(1) == 3));
+          for (int64_t i = part.begin; i < part.end; ++i) use.add((samples.begin + begin) * kSequence + i, into);
+          next = part.end;
+        });
+        CHECK(next == tokens.end);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("fixed order: the buffers get the tree's nodes, for any ranks, micro-batches and chunks, for both terms") {
+  int64_t compared = 0, control = 0;
+  for (const int data : {1, 2, 4}) {
+    for (const int64_t micro_batch : {1, 2, 3, 6, 12}) {  // 2: parts of two workers in one
+      if (kBatch / data % micro_batch != 0) continue;
+      for (const int64_t chunk : {1, 2, 3, 4, 6, 48}) {
+        INFO("data " << data << ", micro-batch " << micro_batch << ", chunks of " << chunk);
+        std::vector<std::vector<Elements>> nodes(2);  // by use and rank
+        std::vector<Elements> expected, chains;
+        for (int rank = 0; rank < data; ++rank) {
+          const WorkerOrder order(kWorkers, kBatch, data, rank);
+          const Tied tied(order);
+          REQUIRE(tied.second.term == 1);
+          const std::vector<Gradients> uses = {{tied.table, tied.first, kBatch * kSequence},
+                                               {tied.table, tied.second, kBatch * kSequence}};
+          backward(tied, order, {kBatch * rank / data, kBatch * (rank + 1) / data}, micro_batch, chunk, uses);
+          for (size_t use = 0; use < 2; ++use) {
+            Elements& mine = nodes[use].emplace_back();
+            for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
+              const auto span = tied.table.gradient(uses[use].use, static_cast<int>(node)).span<float>();
+              mine.insert(mine.end(), span.begin(), span.end());
+            }
+            if (rank > 0) continue;
+            expected.push_back(test::tree_root(uses[use].worker_sums(kWorkers), uses[use].elements));
+            chains.push_back(uses[use].worker_sums(1));
+          }
+        }
+        for (size_t use = 0; use < 2; ++use) {
+          const TreePlan plan = WorkerOrder(kWorkers, kBatch, data, 0).plan();
+          const Elements root = test::root_of(plan, nodes[use], std::ssize(expected[use]));
+          CHECK(test::different(root, expected[use]) == 0);
+          control += test::different(root, chains[use]);
+          compared += std::ssize(root);
+        }
+      }
+    }
+  }
+  CHECK(control > compared / 2);
+}
+
+TEST_CASE("any order: one part, added to the gradient") {
+  Arena values("values", DeviceType::kCpu, 1 << 12);
+  Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
+  ParameterTable table;
+  const WeightUse first = test::add_matrix(table, "tied", 5, 3);
+  const WeightUse second = table.add_user(first.id);
+  CHECK(second.term == 0);
+  table.allocate(values, gradients, DType::kF32);
+  std::ranges::fill(table.flat_gradients().span<float>(), 1.0f);
+  ResidentWeights weights(table);
+  CHECK(weights.leaves(first.id) == nullptr);
+  std::vector<Range> parts;
+  for (const WeightUse& use : {first, second}) {
+    weights.accumulate(kCpu, use, {3, 11}, [&](Range part, const Tensor& into) {
+      parts.push_back(part);
+      for (float& x : into.span<float>()) x += 2;
+    });
+  }
+  CHECK(parts == std::vector<Range>{{3, 11}, {3, 11}});
+  for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 5.0f);
+}

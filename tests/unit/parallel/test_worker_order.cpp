@@ -1,0 +1,122 @@
+#include "parallel/worker_order.h"
+
+#include "config/contract.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "tree_values.h"
+
+using namespace invar;
+using test::Elements;
+
+namespace {
+
+using Places = std::vector<std::vector<int>>;
+
+// {buffer, begins, joins} of each sample of a rank.
+Places places_of(const WorkerOrder& order, int64_t samples) {
+  Places places;
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    const WorkerOrder::Place& place = order.of(sample);
+    places.push_back({place.buffer, place.begins ? 1 : 0, place.joins});
+  }
+  return places;
+}
+
+constexpr int64_t kElements = 8;
+
+// What a rank's buffers hold after its samples, in the order of its nodes. samples (B, kElements).
+Elements nodes_of(const WorkerOrder& order, Range own, const Elements& samples) {
+  Elements buffers(static_cast<size_t>(order.buffers() * kElements), std::nanf(""));
+  const auto at = [](int64_t row, int64_t i) { return static_cast<size_t>(row * kElements + i); };
+  for (int64_t sample = 0; sample < own.size(); ++sample) {
+    const WorkerOrder::Place& place = order.of(sample);
+    for (int64_t i = 0; i < kElements; ++i) {
+      if (place.begins) buffers[at(place.buffer, i)] = 0;
+      buffers[at(place.buffer, i)] += samples[at(own.begin + sample, i)];
+      for (int join = 0; join < place.joins; ++join) {
+        buffers[at(place.buffer - join - 1, i)] += buffers[at(place.buffer - join, i)];
+      }
+    }
+  }
+  return buffers;
+}
+
+// The definition: workers' sums, each from zero and ascending.
+Elements worker_sums(const Elements& samples, int64_t workers, int64_t batch) {
+  Elements sums(static_cast<size_t>(workers * kElements), 0.0f);
+  for (int64_t worker = 0; worker < workers; ++worker) {
+    for (int64_t sample = first_sample(worker, workers, batch); sample < first_sample(worker + 1, workers, batch);
+         ++sample) {
+      for (int64_t i = 0; i < kElements; ++i) {
+        sums[static_cast<size_t>(worker * kElements + i)] += samples[static_cast<size_t>(sample * kElements + i)];
+      }
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+TEST_CASE("two samples per worker: which buffer, where a worker begins, what joins") {
+  const WorkerOrder one(4, 8, 1, 0);
+  CHECK(one.buffers() == 3);
+  CHECK(places_of(one, 8) ==
+        Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 1, 0}, {2, 0, 2}});
+  CHECK(one.plan().total_nodes() == 1);
+  for (const int rank : {0, 1}) {
+    const WorkerOrder half(4, 8, 2, rank);
+    CHECK(half.buffers() == 2);
+    CHECK(places_of(half, 4) == Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}});
+    CHECK(half.plan().total_nodes() == 2);
+  }
+  const WorkerOrder quarter(4, 8, 4, 2);
+  CHECK(quarter.buffers() == 1);
+  CHECK(places_of(quarter, 2) == Places{{0, 1, 0}, {0, 0, 0}});
+}
+
+TEST_CASE("a batch that workers do not divide: they have two, three and three samples of eight") {
+  const WorkerOrder order(3, 8, 1, 0);
+  CHECK(places_of(order, 8) ==
+        Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
+}
+
+TEST_CASE("one worker is one sum over all samples") {
+  const WorkerOrder order(1, 3, 1, 0);
+  CHECK(order.buffers() == 1);
+  CHECK(places_of(order, 3) == Places{{0, 1, 0}, {0, 0, 0}, {0, 0, 0}});
+}
+
+TEST_CASE("random workers, batches and ranks give the bits of one rank, and of the definition") {
+  std::mt19937 generator(3);
+  int64_t compared = 0, wrong = 0, control = 0;
+  for (unsigned run = 0; run < 6000; ++run) {
+    const auto data = static_cast<int>(generator() % 8 + 1);
+    const int64_t batch = data * static_cast<int64_t>(generator() % 12 + 1);
+    const auto workers = static_cast<int64_t>(generator() % static_cast<uint64_t>(batch) + 1);
+    if (workers < data || !begins_with_workers(data, workers, batch)) continue;
+    const Elements samples = test::wide_values(batch * kElements, run);
+    const Elements expected = test::tree_root(worker_sums(samples, workers, batch), kElements);
+    std::vector<Elements> nodes;
+    for (int rank = 0; rank < data; ++rank) {
+      const WorkerOrder order(workers, batch, data, rank);
+      nodes.push_back(nodes_of(order, {batch * rank / data, batch * (rank + 1) / data}, samples));
+    }
+    wrong += test::different(test::root_of(WorkerOrder(workers, batch, data, 0).plan(), nodes, kElements), expected);
+    control += test::different(worker_sums(samples, 1, batch), expected);
+    compared += kElements;
+  }
+  CHECK(wrong == 0);
+  CHECK(compared > 1000 * kElements);
+  CHECK(control > compared / 3);
+}
+
+TEST_CASE("ranks that do not hold whole workers are refused") {
+  const auto refused = [](int64_t workers, int64_t batch, int data, const std::string& message) {
+    test::require_error(ErrorKind::kConfig, {message}, {"numerics.workers", "train.global_batch_size"},
+                        [&] { WorkerOrder(workers, batch, data, 0); });
+  };
+  refused(4, 12, 3, "12 samples over 3 data-parallel ranks do not part where those of 4 workers do");
+  refused(2, 8, 4, "4 data-parallel ranks");  // a rank without a worker
+  refused(8, 8, 3, "3 data-parallel ranks");  // no equal parts
+  test::require_error(ErrorKind::kFault, {"9 workers for 8 samples"}, [] { WorkerOrder(9, 8, 1, 0); });
+}
