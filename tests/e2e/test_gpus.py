@@ -46,6 +46,21 @@ class SeveralGpus(GpuTest):
                                         ranks=world)
                     self.check_close(losses, one, band)
 
+    def test_invariant_numerics_have_one_state_at_every_layout(self):
+        invariant = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1",
+                     "train.steps=6", "parallel.bucket_size=20000"]
+        for precision in ("fp32", "bf16"):
+            self.recipe(precision)
+            self.train(f"one_{precision}", *invariant)
+            self.train(f"fast_{precision}", "device=cuda", "log.hash_every=1", "train.steps=6")
+            state = series(self.folder / f"one_{precision}", "state_hash")
+            self.assertNotEqual(series(self.folder / f"fast_{precision}", "state_hash"), state)
+            for i, (world, layout) in enumerate(self.layouts()):
+                with self.subTest(precision=precision, world=world, layout=layout):
+                    run = f"invariant_{precision}_{i}"
+                    self.train(run, *invariant, *layout, ranks=world)
+                    self.assertEqual(series(self.folder / run, "state_hash"), state)
+
     def test_waiting_for_every_collective_changes_no_bit(self):
         self.recipe("bf16")
         layouts = {"data": ["parallel.bucket_size=20000"],  # several: sums and new values on their way in each pass

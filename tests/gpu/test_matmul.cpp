@@ -293,6 +293,25 @@ TEST_CASE("the comparison with the chain counts every altered element of what it
   CHECK(compared.out_of_order() == 3);
 }
 
+TEST_CASE("our own bf16 kernel has the bits of the library's proved algorithms") {
+  const auto [ta, tb] = GENERATE(table<bool, bool>({{false, false}, {false, true}, {true, false}, {true, true}}));
+  const auto [out, accumulate] =
+      GENERATE(table<DType, bool>({{DType::kF32, false}, {DType::kF32, true}, {DType::kBF16, false}}));
+  const int64_t m = 200, n = 136, k = GENERATE(8, 104, 1000);  // no multiples of 16
+  CAPTURE(ta, tb, name_of(out), accumulate, k);
+  const HostTensor c = random_tensor(out, {m, n}, 3);
+  const DeviceTensor a(random_tensor(DType::kBF16, {ta ? k : m, ta ? m : k}, 1));
+  const DeviceTensor b(random_tensor(DType::kBF16, {tb ? n : k, tb ? k : n}, 2));
+  const DeviceTensor own(c), library(c);
+  synchronize(gpu());
+  const Stream stream = invariant_stream();
+  cuda::multiply_bf16_in_order(stream.cuda(), {a, {0, ta ? m : k}, ta, b, tb, own, accumulate});
+  matmul(stream, a, Transpose{ta}, b, Transpose{tb}, library, accumulate ? 1.0f : 0.0f);
+  synchronize(stream);
+  CHECK(own.host().same_bits(library.host()));
+  CHECK(relative_norm(own.host().values(), c.values()) > 0.5);  // something was multiplied
+}
+
 TEST_CASE("the comparison with the chain counts another order, in f32 and rounded to bf16") {
   const DType out = GENERATE(DType::kF32, DType::kBF16);
   const int64_t m = 128, n = 256, k = GENERATE(64, 1024, 4096);

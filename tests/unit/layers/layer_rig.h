@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include "comm/thread_communicator.h"
@@ -25,6 +26,7 @@ using Named = std::map<std::string, Values>;
 struct Layout {
   int tensor = 1;
   bool sequence = false;
+  int64_t leaves = 0;  // of sums in fixed order, with a worker per sample; 0: any order
 };
 
 // How the ranks hold a matrix: rows of their local tokens, or all rows and a run of columns, or all of it.
@@ -89,7 +91,8 @@ class Rank {
   Rank(const LayerCase& layer_case, const Layout& layout, Communicator& world, const Named& point, bool backward_too)
       : groups(make_process_groups(world, {layout.tensor, 1})),
         replicas(groups),
-        region(*groups.tensor, layout.sequence),
+        region(*groups.tensor, layout.sequence, layout.leaves > 0 ? 1 : 0),
+        table(layout.leaves),
         with_gradients(backward_too),
         case_(layer_case),
         point_(point),
@@ -127,7 +130,12 @@ class Rank {
   }
 
   void load_weights() {
-    table.allocate(parameters_, weight_gradients_, DType::kF32);
+    if (table.fixed_order()) {
+      const int64_t samples = case_.tokens / case_.sequence_length;
+      order_.emplace(samples, samples, 1, 0);
+      weights_.begin_micro_batch(*order_, 0, case_.sequence_length);
+    }
+    table.allocate(parameters_, weight_gradients_, DType::kF32, order_ ? order_->buffers() : 1);
     table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
       const Values& values = point_.at(parameter.name);
       for_each_element(weight, parameter, run, elements, [&](size_t logical, int64_t stored) {
@@ -230,6 +238,7 @@ class Rank {
   const Named& point_;
   std::vector<int32_t> document_starts_;
   ResidentWeights weights_{table};
+  std::optional<WorkerOrder> order_;
   std::list<ops::RopeTable> ropes_;
   Arena parameters_{"parameters", DeviceType::kCpu, 1 << 18};
   Arena weight_gradients_{"gradients", DeviceType::kCpu, 1 << 18};

@@ -41,13 +41,14 @@ LayerCase embedding_case(const ops::LookupParams& lookup) {
 }
 
 // Every third label does not count.
-LayerCase head_case(double softcap) {
+LayerCase head_case(double softcap, int64_t sample_chunk = 0) {
   LayerCase layer_case;
   const int64_t t = layer_case.tokens;
   layer_case.inputs = {{"x", t, kHidden}};
   layer_case.outputs = {{"loss", 1, 1, Held::kWhole}};
   layer_case.make = [=](Rank& made_on) -> Body {
-    const LmHead layer(add_vocab_table(made_on.table, *made_on.groups.tensor, "head", kVocabulary, kHidden), softcap);
+    const LmHead layer(add_vocab_table(made_on.table, *made_on.groups.tensor, "head", kVocabulary, kHidden), softcap,
+                       sample_chunk);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       const Tensor x = rank.input("x");
@@ -116,6 +117,29 @@ TEST_CASE("token embedding and head: cut over ranks they are the same") {
   SECTION("head with softcap") {
     check_layouts(head_case(2));
   }
+}
+
+TEST_CASE("head: in fixed order the bits are those of one rank, also where a sample is several chunks") {
+  const auto all = [](int64_t sample_chunk, const Layout& layout) {
+    const LayerCase layer_case = head_case(0, sample_chunk);
+    Named point{{"x", normal_values("x", layer_case.tokens * kHidden)},
+                {"head", normal_values("head", kVocabulary * kHidden)}};
+    const Pass pass = run(layer_case, point, layout);
+    Named values = combine(pass.gradients);
+    values.merge(combine(pass.outputs));
+    return values;
+  };
+  const int64_t length = LayerCase().sequence_length;
+  const Named whole = all(length, {1, false, 8}), in_chunks = all(1, {1, false, 8});
+  CHECK(whole.at("head") != in_chunks.at("head"));  // a chunk's gradient is one product: part of the contract
+  for (const int tensor : {2, 3, 4, 8}) {
+    for (const bool sequence : {false, true}) {
+      CAPTURE(tensor, sequence);
+      CHECK(all(length, {tensor, sequence, 8}) == whole);
+      CHECK(all(1, {tensor, sequence, 8}) == in_chunks);
+    }
+  }
+  CHECK(all(0, {4, false, 0}).at("x") != all(0, {1, false, 0}).at("x"));
 }
 
 TEST_CASE("head: a rank's rows alone give a part of the gradient") {

@@ -16,6 +16,16 @@ double norm_of(const ParameterTable& table, const RowOwnership& ownership, const
                        Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
 }
 
+double norm_in_order(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
+  const std::vector<CountedRows> counted = counted_rows(table, ownership, groups.data->rank());
+  int64_t rows = 0;
+  for (const CountedRows& own : counted) rows += own.rows();
+  std::vector<double> squares(static_cast<size_t>(rows));
+  std::vector<int64_t> digits(ExactSum::kDigits);
+  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(), counted, *groups.world,
+                       RowSquares{view_of(squares), view_of(digits)});
+}
+
 }  // namespace
 
 TEST_CASE("the norm counts copies once and padding never, over any grid") {
@@ -53,6 +63,22 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(35.0)).epsilon(1e-12));
+      const double ordered = norm_in_order(table, ownership, groups);
+      CHECK(ordered == std::sqrt(140.0));
+
+      // Of values so unlike that any other grouping of rows would round otherwise.
+      double exact = 0;
+      for (int i = 0; i < 30; ++i) exact += std::ldexp(1.0, 2 * (i % 7 * 4 - i / 5));
+      for (int i = 0; i < 5; ++i) exact += std::ldexp(1.0, -40 - 2 * i);
+      table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
+        for (int64_t i = 0; i < elements.size(); ++i) {
+          const auto at = static_cast<int>(run.global.begin * weight.cols + i);
+          const int exponent = parameter.name == "w" ? at % 7 * 4 - at / 5 : -20 - at;
+          table.flat_gradients().data<float>()[elements.begin + i] = std::ldexp(1.0f, exponent);
+        }
+      });
+      const double of_unlike = norm_in_order(table, ownership, groups);
+      CHECK(of_unlike == std::sqrt(exact));
     });
   }
 }
@@ -80,6 +106,8 @@ TEST_CASE("a copy that its record does not declare is counted twice: the record 
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(declared ? 5.0 : 10.0)).epsilon(1e-12));
+      const double ordered = norm_in_order(table, ownership, groups);
+      CHECK(ordered == std::sqrt(declared ? 20.0 : 40.0));
     });
   }
 }
