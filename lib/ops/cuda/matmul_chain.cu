@@ -12,8 +12,8 @@ namespace invar::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 64;            // of c, in rows and columns
-constexpr int64_t kMostTiles = 256;  // that are compared
+constexpr int kTile = 64;             // of c, in rows and columns
+constexpr int64_t kMostTiles = 4096;  // that are compared
 constexpr int64_t kFillBlocks = 2048;
 
 enum : uint64_t { kSeedA = 1, kSeedB, kSeedC, kSeedTiles };

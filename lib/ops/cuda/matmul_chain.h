@@ -38,8 +38,8 @@ void multiply_bf16_in_order(CudaStream& stream, const OrderedProduct& product);
 // in every second row of c the terms cancel, so that only what was rounded away is left.
 void fill_for_comparison(CudaStream& stream, const OrderedProduct& product);
 // How many elements of c, which some algorithm made of what fill_for_comparison() wrote, have not the bits of the
-// order. All are compared if c has at most 256 tiles of 64 x 64, and otherwise 256 tiles spread over c, with the first
-// and the last. Returns when that is done.
+// order. All are compared if c has at most 4096 tiles of 64 x 64, and otherwise 4096 tiles spread over c, with the
+// first and the last. Returns when that is done.
 int64_t count_out_of_order(CudaStream& stream, const OrderedProduct& product);
 
 }  // namespace invar::ops::cuda
