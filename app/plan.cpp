@@ -63,11 +63,7 @@ HeadPartition held_heads(const Config& config, int64_t kv_heads, int tensor_rank
   if (config.numerics.reduction == Reduction::kFast) {
     return partition_heads(query_heads, kv_heads, config.parallel.tensor, tensor_rank);
   }
-  HeadPartition part;
-  part.kv_heads = held_units(config, kv_heads, tensor_rank);
-  const int64_t group = query_heads / kv_heads;
-  part.query_heads = {part.kv_heads.begin * group, part.kv_heads.end * group};
-  return part;
+  return hold_groups(query_heads, kv_heads, held_units(config, kv_heads, tensor_rank), tensor_rank);
 }
 
 std::string part_of(const Config& config, int tensor_rank) {

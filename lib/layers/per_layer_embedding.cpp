@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "layers/group_product.h"
+#include "layers/rms_norm.h"
 #include "ops/elementwise.h"
 
 namespace invar {
@@ -181,10 +182,7 @@ void PerLayerEmbedding::norm_backward(const LayerContext& ctx, const ops::PerLay
     const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples, width});
     ops::zero(ctx.stream, by_sample);
     run(by_sample);
-    ctx.weights.accumulate(ctx.stream, norm_, all_tokens, [&](Range tokens, const Tensor& into) {
-      const int64_t sample = tokens.begin / ctx.sequence_length;
-      ops::add(ctx.stream, into, by_sample.rows(sample, sample + 1).view({width}), into);
-    });
+    accumulate_sums(ctx, norm_, by_sample);
   }
   ctx.weights.gradient_done(norm_);
 }

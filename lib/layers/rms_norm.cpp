@@ -22,6 +22,13 @@ WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& repli
   return table.add(std::move(weight));
 }
 
+void accumulate_sums(const LayerContext& ctx, WeightId weight, const Tensor& sums) {
+  const int64_t run = ctx.region.tokens() / sums.dim(0);
+  ctx.weights.accumulate(ctx.stream, weight, {0, ctx.region.tokens()}, [&](Range tokens, const Tensor& into) {
+    ops::add_rows(ctx.stream, sums.rows(tokens.begin / run, tokens.end / run), into);
+  });
+}
+
 RmsNorm::RmsNorm(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name, int64_t size,
                  double eps, bool sequence_parallel)
     : weight_(add_replicated_vector(table, replicas, name, size, sequence_parallel)), eps_(static_cast<float>(eps)) {}
@@ -50,10 +57,7 @@ void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor&
     const Tensor own = ctx.scratch.allocate("sums of token blocks", DType::kF32, {x.dim(0) / block, x.dim(1)});
     ops::zero(ctx.stream, own);
     run(own);
-    const Tensor blocks = ctx.region.gather_blocks(ctx.stream, ctx.scratch, own);
-    ctx.weights.accumulate(ctx.stream, weight_, all_tokens, [&](Range tokens, const Tensor& into) {
-      ops::add_rows(ctx.stream, blocks.rows(tokens.begin / block, tokens.end / block), into);
-    });
+    accumulate_sums(ctx, weight_, ctx.region.gather_blocks(ctx.stream, ctx.scratch, own));
   }
   ctx.weights.gradient_done(weight_);
 }

@@ -32,4 +32,8 @@ class RmsNorm {
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
                                int64_t size, bool partial_gradient);
 
+// In fixed order: adds sums f32 (n, size) over n equal runs of the micro-batch's tokens, a whole number of them per
+// sample, to the gradient of such a weight.
+void accumulate_sums(const LayerContext& ctx, WeightId weight, const Tensor& sums);
+
 }  // namespace invar

@@ -15,12 +15,7 @@ int64_t raw_kv_heads(const AttentionSpec& spec) {
 HeadPartition hold_heads(const ParameterTable& table, const AttentionSpec& spec, const UnitCut& groups,
                          const Communicator& tensor) {
   if (!table.fixed_order()) return partition_heads(spec.query_heads, spec.kv_heads, tensor.size(), tensor.rank());
-  HeadPartition part;
-  part.heads_per_group = spec.query_heads / spec.kv_heads;
-  part.kv_heads = groups.mine();
-  part.query_heads = {part.kv_heads.begin * part.heads_per_group, part.kv_heads.end * part.heads_per_group};
-  part.replica_color = tensor.rank();
-  return part;
+  return hold_groups(spec.query_heads, spec.kv_heads, groups.mine(), tensor.rank());
 }
 
 // Rows per KV group of this rank: [q heads of the group, k, v], without what the layer has not.
@@ -229,9 +224,8 @@ void SelfAttention::head_norm_backward(const LayerContext& ctx, WeightId weight,
     run(own);
     std::vector<int64_t> counts;
     for (const Range& groups : groups_.runs()) counts.push_back(groups.size() * heads_per_group * samples * d);
-    const int64_t heads_here = in.heads();
     const int64_t heads = groups_.runs().back().end * heads_per_group;
-    Tensor all = own.view({heads_here, samples * d});
+    Tensor all = own.view({in.heads(), samples * d});
     if (ctx.region.group().size() > 1) {
       all = ctx.scratch.allocate("sums of all heads", DType::kF32, {heads, samples * d});
       ctx.region.group().all_gather(ctx.stream, own, all, counts);
@@ -239,10 +233,7 @@ void SelfAttention::head_norm_backward(const LayerContext& ctx, WeightId weight,
     const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples * d});
     ops::zero(ctx.stream, by_sample);
     ops::add_rows(ctx.stream, all, by_sample);
-    ctx.weights.accumulate(ctx.stream, weight, all_tokens, [&](Range tokens, const Tensor& into) {
-      const int64_t first = tokens.begin / ctx.sequence_length * d;
-      ops::add(ctx.stream, into, by_sample.rows(first, first + d), into);
-    });
+    accumulate_sums(ctx, weight, by_sample.view({samples, d}));
   }
   ctx.weights.gradient_done(weight);
 }

@@ -19,6 +19,8 @@ struct HeadPartition {
   bool replicated = false;      // the KV head is also held by other ranks
   int replica_color = 0;        // equal for ranks that hold the same KV heads
 };
+// A rank with whole groups: these.
+HeadPartition hold_groups(int64_t query_heads, int64_t kv_heads, Range held, int tensor_rank);
 HeadPartition partition_heads(int64_t query_heads, int64_t kv_heads, int tensor_size, int tensor_rank);
 
 }  // namespace invar

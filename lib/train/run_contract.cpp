@@ -26,7 +26,7 @@ void agree_on_contract(const std::optional<NumericsContract>& contract, Communic
   throw Error(
       ErrorKind::kConfig,
       format("the ranks' numerics contracts differ; the matrix products of this one are {}", contract->arithmetic),
-      "numerics.reduction: invariant needs GPUs of one architecture in bf16");
+      "numerics.reduction: invariant needs GPUs of one architecture");
 }
 
 }  // namespace invar

@@ -8,14 +8,10 @@
 #include "config/resolved.h"
 #include "device/device.h"
 #include "ops/elementwise.h"
+#include "train/run_contract.h"
 
 namespace invar {
 namespace {
-
-std::optional<NumericsContract> contract_of(const Config& config) {
-  if (config.numerics.reduction == Reduction::kFast) return std::nullopt;
-  return numerics_contract(config, "");  // what the products are made of is the device's part
-}
 
 Stream with_numerics(const Config& config, Stream stream) {
   stream.set_invariant(config.numerics.reduction == Reduction::kInvariant);
@@ -89,7 +85,7 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
     : groups_(groups),
       stream_(with_numerics(config, stream)),
       sequence_length_(config.train.sequence_length),
-      contract_(contract_of(config)),
+      contract_(run_contract(config, stream)),
       order_(order_of(contract_, config, groups)),
       parameters_("parameters", stream.device(), capacity.parameters),
       gradients_("gradients", stream.device(), capacity.gradients),
@@ -102,20 +98,20 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size(),
                  config.parallel.bucket_size * groups.tensor->size()),
       sync_(model_.parameters(), ownership_, groups, stream_, order_ ? &*order_ : nullptr, gradients_),
-      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer),
-      counted_(counted_ranges(model_.parameters(), ownership_, groups.data->rank())),
-      counted_rows_(counted_rows(model_.parameters(), ownership_, groups.data->rank())) {
+      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
   model_.listen({[this](WeightId id) { sync_.await_values(id); }, [this](WeightId id) { sync_.gradient_done(id); }});
   optimizer_.allocate(optimizer_memory_);
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
   loss_sums_ = constants_.allocate("losses", DType::kF64,
                                    {global_batch_size(config, groups.world->size()) / groups.data->size()});
-  int64_t rows = 0;
-  for (const CountedRows& counted : counted_rows_) rows += counted.rows();
   if (order_) {
+    counted_rows_ = counted_rows(model_.parameters(), ownership_, groups.data->rank());
+    int64_t rows = 0;
+    for (const CountedRows& counted : counted_rows_) rows += counted.rows();
     row_squares_.squares = constants_.allocate("sums of squares", DType::kF64, {rows});
     row_squares_.digits = constants_.allocate("digits of their sum", DType::kI64, {ExactSum::kDigits});
   } else {
+    counted_ = counted_ranges(model_.parameters(), ownership_, groups.data->rank());
     squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
   }
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});

@@ -17,7 +17,8 @@
 // Products through cuBLASLt. An algorithm may be used if it sums over k in one pass: then bits do not depend on how
 // blocks are scheduled. The fastest is looked for by the clock, among those that give the bits of the first: then bits
 // do not depend on the choice either. On an invariant stream it is one of those that were proved, each on its own
-// shape, to give the bits of the fixed order, or an own kernel for f32: then bits do not depend on the shape.
+// shape, to give the bits of the fixed order, or an own kernel (f32, and bf16 where none was proved): then bits do not
+// depend on the shape.
 namespace invar::ops::cuda {
 namespace {
 
