@@ -86,9 +86,13 @@ int64_t head_chunk_tokens_of(int64_t sequence_length, int64_t vocab_size) {
   return std::max<int64_t>(tokens, 1);
 }
 
+Range workers_within(Range samples, int64_t workers, int64_t batch) {
+  return {ceil_div(samples.begin * workers, batch), ceil_div(samples.end * workers, batch)};
+}
+
 Range workers_of(int64_t data_rank, int64_t data, int64_t workers, int64_t batch) {
-  const auto worker_from = [&](int64_t rank) { return ceil_div(first_sample(rank, data, batch) * workers, batch); };
-  return {worker_from(data_rank), worker_from(data_rank + 1)};
+  return workers_within({first_sample(data_rank, data, batch), first_sample(data_rank + 1, data, batch)}, workers,
+                        batch);
 }
 
 bool begins_with_workers(int64_t data, int64_t workers, int64_t batch) {

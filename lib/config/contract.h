@@ -72,7 +72,9 @@ constexpr int64_t first_sample(int64_t worker, int64_t workers, int64_t batch) {
   return worker * batch / workers;
 }
 
-// Workers that begin in the batch / data samples of a data rank.
+// Workers that begin in these samples.
+Range workers_within(Range samples, int64_t workers, int64_t batch);
+// Those of the batch / data samples of a data rank.
 Range workers_of(int64_t data_rank, int64_t data, int64_t workers, int64_t batch);
 
 // Whether the samples of each of `data` ranks begin with a worker, so that each holds whole ones.

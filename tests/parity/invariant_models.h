@@ -116,15 +116,11 @@ struct HashedRun {
 // Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups.
 using PrepareGroups = std::function<void(ProcessGroups& groups)>;
 inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {}) {
-  config.parallel.tensor = layout.tensor;
-  config.parallel.sequence = layout.sequence;
-  config.parallel.data = layout.data;
-  config.train.micro_batch_size = layout.micro_batch;
-  config.train.recompute = layout.recompute;
-  validate(config, layout.tensor * layout.data);
+  use_layout(config, layout);
+  if (layout.widths.empty()) validate(config, layout.tensor * layout.data);
   HashedRun run;
-  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
-    ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+  run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
+    ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
     const Stream stream(DeviceType::kCpu);
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));

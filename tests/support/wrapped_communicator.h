@@ -25,7 +25,7 @@ class WrappedCommunicator : public Communicator {
   using AfterScatter = std::function<void(const std::vector<float>& sent, int64_t own_begin, const Tensor& received)>;
   void tamper_with_reduce_scatter(AfterScatter tamper) { after_scatter_ = std::move(tamper); }
 
-  // Called after each all_to_all with what this rank got.
+  // Called after each all_to_all or exchange with what this rank got.
   using AfterExchange = std::function<void(const Tensor& received)>;
   void tamper_with_all_to_all(AfterExchange tamper) { after_exchange_ = std::move(tamper); }
 
@@ -54,6 +54,10 @@ class WrappedCommunicator : public Communicator {
                   std::span<const int64_t> receive_counts) override {
     inner_->all_to_all(stream, send, send_counts, receive, receive_counts);
     if (after_exchange_) after_exchange_(receive);
+  }
+  void exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+    inner_->exchange(stream, sends, receives);
+    if (after_exchange_ && !receives.empty()) after_exchange_(receives.front().buffer);
   }
   void broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     inner_->broadcast(stream, buffer, root);
