@@ -1,6 +1,7 @@
 #include "config/replica_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "config/failed_slots.h"
@@ -14,6 +15,12 @@ namespace {
 
 constexpr std::string_view kFailedKey = "parallel.nonuniform.failed";
 constexpr std::string_view kWidthsKey = "parallel.nonuniform.tensor_widths";
+
+// Samples of a step without failures.
+int64_t full_batch(const Config& config, int data) {
+  const TrainConfig& train = config.train;
+  return train.global_batch_size != 0 ? train.global_batch_size : train.micro_batch_size * data;
+}
 
 bool has_lists(const NonuniformConfig& nonuniform) {
   const NonuniformConfig defaults;
@@ -47,13 +54,9 @@ void share_batch(const Config& config, int data, std::span<const int> grid_repli
            format("give {}, also for replicas that are left out", data));
   }
   for (const double speed : measured) check_positive(config, "parallel.nonuniform.speeds", speed, UsedAs::kF64);
-  const int64_t batch =
-      config.train.global_batch_size != 0 ? config.train.global_batch_size : config.train.micro_batch_size * data;
-  const bool whole =
-      std::ssize(plan.widths) == data &&
-      std::all_of(plan.widths.begin(), plan.widths.end(), [&](int width) { return width == config.parallel.tensor; });
-  if (whole && measured.empty()) {
-    plan.samples.assign(plan.widths.size(), batch / data);
+  const int64_t batch = full_batch(config, data);
+  if (is_whole_grid(config, plan)) {
+    plan.samples.assign(plan.widths.size(), batch / data);  // check_batch() sees to it that this is exact
     return;
   }
   plan.samples = share_samples(config, batch, data, replica_speeds(config, plan.widths, grid_replicas));
@@ -133,6 +136,12 @@ ReplicaPlan plan_failures(const Config& config, int launched, std::span<const Ho
            "failed ranks are slots of the grid parallel.tensor · data, but parallel.data is auto",
            "set parallel.data to the replicas before the failures");
   }
+  const int64_t slots = int64_t{parallel.tensor} * parallel.data + parallel.spare;
+  if (slots > std::numeric_limits<int>::max()) {
+    refuse(config, {"parallel.data", "parallel.tensor"},
+           format("parallel.tensor · data + spare = {} ranks are more than a job can have", slots),
+           "lower parallel.data");
+  }
   const std::set<int> failed = failed_slots(config, launched, hosts);
   const std::vector<int> ranks = ranks_of_slots(config, launched, failed);
   const std::vector<int> filled = fill_slots(parallel.tensor * parallel.data, ranks, failed);
@@ -210,6 +219,43 @@ uint64_t ReplicaPlan::hash() const {
 bool has_nonuniform(const Config& config) {
   const NonuniformConfig& nonuniform = config.parallel.nonuniform;
   return !nonuniform.failed.empty() || !nonuniform.tensor_widths.empty() || has_lists(nonuniform);
+}
+
+bool is_whole_grid(const Config& config, const ReplicaPlan& plan) {
+  const ParallelConfig& parallel = config.parallel;
+  const bool all_live = parallel.data == 0 || std::ssize(plan.widths) == parallel.data;
+  return all_live && parallel.nonuniform.speeds.empty() &&
+         std::all_of(plan.widths.begin(), plan.widths.end(), [&](int width) { return width == parallel.tensor; });
+}
+
+std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& plan) {
+  std::vector<std::string> remarks;
+  const auto launched = static_cast<int>(plan.places.size());
+  const auto live = static_cast<int>(plan.widths.size());
+  const int data = has_nonuniform(config) && config.parallel.data != 0 ? config.parallel.data : live;
+  if (live < data) {
+    std::string dropped;
+    for (int replica = 0; replica < data; ++replica) {
+      const bool trains = std::any_of(plan.places.begin(), plan.places.end(), [&](const ReplicaPlan::Place& place) {
+        return place.replica >= 0 && place.grid_replica == replica;
+      });
+      if (!trains) dropped += format("{}{}", dropped.empty() ? "" : ", ", replica);
+    }
+    remarks.push_back(
+        format("left out: replica {} of {}, with fewer live ranks than parallel.nonuniform.min_tensor = {}", dropped,
+               data, config.parallel.nonuniform.min_tensor));
+  }
+  if (plan.training_ranks() < launched) {
+    remarks.push_back(format("{} of {} ranks idle", launched - plan.training_ranks(), launched));
+  }
+  if (const int64_t batch = full_batch(config, data); plan.batch() < batch) {
+    remarks.push_back(format("parallel.nonuniform.batch: shrink makes the global batch {} instead of {} samples{}",
+                             plan.batch(), batch,
+                             config.numerics.reduction == Reduction::kInvariant
+                                 ? ": not the bits of the whole grid, whatever numerics.reduction: invariant says"
+                                 : ""));
+  }
+  return remarks;
 }
 
 ReplicaPlan plan_replicas(const Config& config, int launched, std::span<const HostSlot> hosts) {

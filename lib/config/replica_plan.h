@@ -47,6 +47,13 @@ struct HostSlot {
 // The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.
 bool has_nonuniform(const Config& config);
 
+// All replicas of the grid are there in full width, and nothing says that their speeds differ: they are cut and share
+// the batch as without failures. Otherwise a replica is cut as with parallel.uneven: true.
+bool is_whole_grid(const Config& config, const ReplicaPlan& plan);
+
+// What of a plan people must know: replicas that are left out, idle ranks, a smaller batch. A line each.
+std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& plan);
+
 // The plan for `launched` ranks: all slots of the grid and the spares, or only those that have not failed. `hosts` is
 // empty or has one entry per launched rank; failures named by host need it. Pure: every rank comes to the same plan.
 // The rules:
@@ -56,8 +63,11 @@ bool has_nonuniform(const Config& config);
 // - Survivors of a replica keep their order: the tensor rank is the number of live slots before. Tensor ranks hold
 //   contiguous runs of units, of unequal length if need be, so that order is all there is to keep.
 // - A replica with fewer than min_tensor live slots, or none, is dropped, and its survivors are idle.
-// - The batch is shared in micro-batches, or with numerics.reduction: invariant in whole logical workers
-// (replica_shares.h). Error{kConfig} with keys and hint for anything that cannot be planned.
+// - The batch is train.global_batch_size, or if that is auto micro_batch_size · data of the grid. It is shared in
+//   micro-batches, or with numerics.reduction: invariant in whole logical workers (replica_shares.h).
+//
+// Error{kConfig} with keys and hint for anything that cannot be planned. A config without parallel.nonuniform must be
+// one that validate() accepts.
 ReplicaPlan plan_replicas(const Config& config, int launched, std::span<const HostSlot> hosts = {});
 
 }  // namespace invar
