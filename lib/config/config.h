@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace invar {
 
@@ -17,6 +18,7 @@ enum class RecomputeKind : uint8_t { kNone, kFull };
 enum class ScheduleKind : uint8_t { kConstant, kCosine, kLinear, kWsd };
 enum class DataKind : uint8_t { kMock, kTokens, kMegatron };
 enum class NonfinitePolicy : uint8_t { kSkip, kStop };
+enum class BatchPolicy : uint8_t { kKeep, kShrink };
 enum class SaveFailurePolicy : uint8_t { kContinue, kStop };
 
 // Hugging Face field names. 0 means "not given": a preset, hf_path or the explicit field must set it.
@@ -55,6 +57,23 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
+// Replicas of unequal tensor-parallel width, see replica_plan.h. By `failed`, by `tensor_widths`, or in the form of
+// Megatron-LM's nonuniform tensor parallelism (its last four members), which is translated to `failed`.
+struct NonuniformConfig {
+  std::vector<std::string> failed;  // "dp0.tp5": a slot of the grid tensor · data; "node03.gpu2": host and local GPU
+  std::vector<int> tensor_widths;   // tensor ranks of each replica
+  int min_tensor = 1;               // live ranks below which a replica is dropped
+  BatchPolicy batch = BatchPolicy::kKeep;
+  std::vector<double> speeds;  // measured micro-batches per second of each replica, relative; empty: modelled
+
+  int tp_base = 0;  // 0: auto, parallel.tensor
+  int tp_spares = 0;
+  int num_reduced_tp_dp_ranks = 1;
+  std::map<std::string, std::vector<int>> non_active_ranks_per_dp;  // slots by "dp" or "dp,cp,pp"
+
+  bool operator==(const NonuniformConfig&) const = default;
+};
+
 struct ParallelConfig {
   int tensor = 1;
   bool sequence = false;
@@ -62,6 +81,8 @@ struct ParallelConfig {
   int gtp = 1;
   bool uneven = false;
   int64_t bucket_size = 32 << 20;  // elements of a gradient bucket on one tensor rank
+  int spare = 0;                   // ranks beyond tensor · data, idle until they step in for failed ones
+  NonuniformConfig nonuniform = {};
 
   bool operator==(const ParallelConfig&) const = default;
 };

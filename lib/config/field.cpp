@@ -6,6 +6,7 @@
 #include <limits>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "config/suggest.h"
 #include "core/format.h"
@@ -124,6 +125,55 @@ std::optional<Refusal> assign_text(T& member, const std::string& text) {
   }
 }
 
+template <typename T>
+constexpr Shape kShapeOf = Shape::kScalar;
+template <typename T>
+constexpr Shape kShapeOf<std::vector<T>> = Shape::kList;
+template <>
+constexpr Shape kShapeOf<IntegerLists> = Shape::kMapOfLists;
+
+template <typename T>
+std::optional<Refusal> assign_value(T& member, const Value& value);
+
+template <typename T>
+std::optional<Refusal> assign_value(std::vector<T>& member, const Value& value) {
+  std::vector<T> items;
+  for (const Value& item : value.items) {
+    T parsed{};
+    if (std::optional<Refusal> refusal = assign_value(parsed, item)) {
+      refusal->rule = format("has an item that {}", refusal->rule);
+      return refusal;
+    }
+    items.push_back(std::move(parsed));
+  }
+  member = std::move(items);
+  return std::nullopt;
+}
+
+std::optional<Refusal> assign_value(IntegerLists& member, const Value& value) {
+  IntegerLists lists;
+  for (const Value& entry : value.items) {
+    if (lists.contains(entry.text)) return Refusal{format("names {} twice", entry.text), "keep one of the two"};
+    if (std::optional<Refusal> refusal = assign_value(lists[entry.text], entry)) return refusal;
+  }
+  member = std::move(lists);
+  return std::nullopt;
+}
+
+template <typename T>
+std::optional<Refusal> assign_value(T& member, const Value& value) {
+  // Words may stand in quotes, but a quoted number or truth value is text in YAML.
+  if constexpr (!std::is_same_v<T, std::string> && !std::is_enum_v<T>) {
+    if (value.quoted) {
+      T parsed{};
+      const std::optional<Refusal> refusal = assign_text(parsed, value.text);
+      return Refusal{format("is a quoted string: \"{}\"", value.text),
+                     refusal ? refusal->fix : format("write {}", value.text)};
+    }
+  }
+  return assign_text(member, value.text);
+}
+
 // Plain where no YAML reader could take it for anything but this text, else in double quotes.
 std::string print_string(const std::string& text) {
   const auto is_plain = [](char c) {
@@ -150,60 +200,65 @@ std::string print_string(const std::string& text) {
   return quoted + '"';
 }
 
+template <typename T>
+std::string print_value(const T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return print_string(value);
+  } else if constexpr (std::is_enum_v<T>) {
+    return std::string(word_of(value));
+  } else if constexpr (kShapeOf<T> == Shape::kScalar) {
+    return format("{}", value);
+  } else {
+    std::string items;
+    for (const auto& item : value) {
+      if (!items.empty()) items += ", ";
+      if constexpr (kShapeOf<T> == Shape::kList) {
+        items += print_value(item);
+      } else {
+        items += format("{}: {}", print_string(item.first), print_value(item.second));
+      }
+    }
+    return kShapeOf<T> == Shape::kList ? '[' + items + ']' : '{' + items + '}';
+  }
+}
+
+template <typename T>
+std::string type_of() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return "true | false";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "number";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return "text";
+  } else if constexpr (std::is_enum_v<T>) {
+    std::string names;
+    for (std::string_view name : Words<T>::kNames) names += (names.empty() ? "" : " | ") + std::string(name);
+    return names;
+  } else if constexpr (kShapeOf<T> == Shape::kList) {
+    return format("list of {}s", type_of<typename T::value_type>());
+  } else if constexpr (kShapeOf<T> == Shape::kMapOfLists) {
+    return "map to lists of integers";
+  } else {
+    return "integer";
+  }
+}
+
 }  // namespace
 
-std::optional<Refusal> assign(const Field& field, const Scalar& scalar) {
-  return std::visit(
-      [&](auto* member) -> std::optional<Refusal> {
-        using T = std::remove_pointer_t<decltype(member)>;
-        // Words may stand in quotes, but a quoted number or truth value is text in YAML.
-        if constexpr (!std::is_same_v<T, std::string> && !std::is_enum_v<T>) {
-          if (scalar.quoted) {
-            T parsed{};
-            const std::optional<Refusal> refusal = assign_text(parsed, scalar.text);
-            return Refusal{format("is a quoted string: \"{}\"", scalar.text),
-                           refusal ? refusal->fix : format("write {}", scalar.text)};
-          }
-        }
-        return assign_text(*member, scalar.text);
-      },
-      field);
+Shape shape_of(const Field& field) {
+  return std::visit([](const auto* member) { return kShapeOf<std::remove_cvref_t<decltype(*member)>>; }, field);
+}
+
+std::optional<Refusal> assign(const Field& field, const Value& value) {
+  return std::visit([&](auto* member) { return assign_value(*member, value); }, field);
 }
 
 std::string print(const Field& field) {
-  return std::visit(
-      [](const auto* member) -> std::string {
-        using T = std::remove_cv_t<std::remove_pointer_t<decltype(member)>>;
-        if constexpr (std::is_same_v<T, std::string>) {
-          return print_string(*member);
-        } else if constexpr (std::is_enum_v<T>) {
-          return std::string(word_of(*member));
-        } else {
-          return format("{}", *member);
-        }
-      },
-      field);
+  return std::visit([](const auto* member) { return print_value(*member); }, field);
 }
 
 std::string type_name(const Field& field) {
-  return std::visit(
-      [](const auto* member) -> std::string {
-        using T = std::remove_cv_t<std::remove_pointer_t<decltype(member)>>;
-        if constexpr (std::is_same_v<T, bool>) {
-          return "true | false";
-        } else if constexpr (std::is_same_v<T, double>) {
-          return "number";
-        } else if constexpr (std::is_same_v<T, std::string>) {
-          return "text";
-        } else if constexpr (std::is_enum_v<T>) {
-          std::string names;
-          for (std::string_view name : Words<T>::kNames) names += (names.empty() ? "" : " | ") + std::string(name);
-          return names;
-        } else {
-          return "integer";
-        }
-      },
-      field);
+  return std::visit([](const auto* member) { return type_of<std::remove_cvref_t<decltype(*member)>>(); }, field);
 }
 
 }  // namespace invar

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "config/config.h"
 
@@ -46,6 +48,10 @@ struct Words<NonfinitePolicy> {
   static constexpr std::string_view kNames[] = {"skip", "stop"};
 };
 template <>
+struct Words<BatchPolicy> {
+  static constexpr std::string_view kNames[] = {"keep", "shrink"};
+};
+template <>
 struct Words<SaveFailurePolicy> {
   static constexpr std::string_view kNames[] = {"continue", "stop"};
 };
@@ -56,15 +62,22 @@ constexpr std::string_view word_of(E value) {
   return Words<E>::kNames[static_cast<size_t>(value)];
 }
 
+using IntegerLists = std::map<std::string, std::vector<int>>;
+
 // One member of a Config.
 using Field =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
-                 DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*, NonfinitePolicy*, SaveFailurePolicy*>;
+                 DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*, NonfinitePolicy*, SaveFailurePolicy*,
+                 BatchPolicy*, std::vector<int>*, std::vector<double>*, std::vector<std::string>*, IntegerLists*>;
 
-// A YAML scalar as written. `quoted`: it stood in quotes, or was a block of text.
-struct Scalar {
-  std::string text;
-  bool quoted = false;
+enum class Shape : uint8_t { kScalar, kList, kMapOfLists };
+Shape shape_of(const Field& field);
+
+// A YAML value as written.
+struct Value {
+  std::string text;               // of a scalar; of an item of a map, its name
+  bool quoted = false;            // a scalar that stood in quotes, or was a block of text
+  std::vector<Value> items = {};  // of a list or a map
 };
 
 // Why a value is refused, worded to follow the key's name, and the fix.
@@ -73,10 +86,10 @@ struct Refusal {
   std::string fix;
 };
 
-// Stores the scalar in the field, or says why not; then the field is unchanged.
-std::optional<Refusal> assign(const Field& field, const Scalar& scalar);
+// Stores a value of the field's shape in the field, or says why not; then the field is unchanged.
+std::optional<Refusal> assign(const Field& field, const Value& value);
 
-// The value as a YAML scalar that assign() reads back to the same value.
+// The value as YAML in one line, which is read back to the same value.
 std::string print(const Field& field);
 
 // For the table of keys: "integer", "fp32 | bf16".

@@ -7,14 +7,15 @@
 namespace invar {
 namespace {
 
-template <auto Section, auto Member>
+template <auto... Members>
 Field at(Config& config) {
-  return &(config.*Section.*Member);
+  return &(config.*....*Members);
 }
 
 using C = Config;
 using M = ModelConfig;
 using P = ParallelConfig;
+using N = NonuniformConfig;
 using T = TrainConfig;
 using O = OptimizerConfig;
 using S = ScheduleConfig;
@@ -79,6 +80,29 @@ constexpr Key kKeys[] = {
      "tensor ranks may hold unequal runs of heads, FFN blocks and vocabulary"},
     {"parallel", "bucket_size", at<&C::parallel, &P::bucket_size>,
      "gradients of a tensor rank that are summed over the data ranks at once, beside the backward pass"},
+    {"parallel", "spare", at<&C::parallel, &P::spare>,
+     "ranks launched beyond tensor · data, idle until they step in for failed ones"},
+
+    {"parallel.nonuniform", "failed", at<&C::parallel, &P::nonuniform, &N::failed>,
+     "slots of the grid tensor · data that are lost, dp0.tp5, or launched GPUs that must not be used, node03.gpu2; "
+     "their replicas go on with fewer tensor ranks"},
+    {"parallel.nonuniform", "tensor_widths", at<&C::parallel, &P::nonuniform, &N::tensor_widths>,
+     "instead of failed: the tensor ranks of each replica, at most parallel.tensor"},
+    {"parallel.nonuniform", "min_tensor", at<&C::parallel, &P::nonuniform, &N::min_tensor>,
+     "live ranks below which a replica is left out; its ranks idle"},
+    {"parallel.nonuniform", "batch", at<&C::parallel, &P::nonuniform, &N::batch>,
+     "keep: the replicas share the global batch by their speeds; shrink: a slower replica takes less, the others no "
+     "more, and the batch gets smaller"},
+    {"parallel.nonuniform", "speeds", at<&C::parallel, &P::nonuniform, &N::speeds>,
+     "measured micro-batches per second of each replica, relative; empty: modelled by the units of its widest rank"},
+    {"parallel.nonuniform", "tp_base", at<&C::parallel, &P::nonuniform, &N::tp_base>,
+     "with the three below instead of failed, as in Megatron-LM: parallel.tensor", kAuto},
+    {"parallel.nonuniform", "tp_spares", at<&C::parallel, &P::nonuniform, &N::tp_spares>,
+     "slots that a reduced replica lacks, at most: the last ones, where non_active_ranks_per_dp names no others"},
+    {"parallel.nonuniform", "num_reduced_tp_dp_ranks", at<&C::parallel, &P::nonuniform, &N::num_reduced_tp_dp_ranks>,
+     "reduced replicas, the first ones"},
+    {"parallel.nonuniform", "non_active_ranks_per_dp", at<&C::parallel, &P::nonuniform, &N::non_active_ranks_per_dp>,
+     "slots that reduced replicas lack, by replica: {0: [2, 5]}, or by dp,cp,pp with cp and pp 0"},
 
     {"numerics", "precision", at<&C::numerics, &NumericsConfig::precision>,
      "weights and activations; masters, gradients and sums are fp32 in both"},
@@ -237,22 +261,22 @@ const Key* find_key(std::string_view section, std::string_view name) {
 }
 
 const Key* find_key(std::string_view full_name) {
-  const size_t dot = full_name.find('.');
+  const size_t dot = full_name.rfind('.');
   if (dot == std::string_view::npos) return find_key("", full_name);
   return dot == 0 ? nullptr : find_key(full_name.substr(0, dot), full_name.substr(dot + 1));
 }
 
-std::optional<Refusal> assign(const Key& key, Config& config, const Scalar& scalar) {
-  if (key.when_absent != Default::kAuto) return assign(key.field(config), scalar);
-  if (scalar.text == "auto") {
+std::optional<Refusal> assign(const Key& key, Config& config, const Value& value) {
+  if (key.when_absent != Default::kAuto) return assign(key.field(config), value);
+  if (value.text == "auto") {
     visit_with_default(key, config, [](auto& member, const auto& initial) { member = initial; });
     return std::nullopt;
   }
-  if (std::optional<Refusal> refusal = assign(key.field(config), scalar)) {
+  if (std::optional<Refusal> refusal = assign(key.field(config), value)) {
     refusal->fix += ", or auto";
     return refusal;
   }
-  if (has_default(key, config)) return Refusal{format("cannot be {}", scalar.text), "write auto"};
+  if (has_default(key, config)) return Refusal{format("cannot be {}", value.text), "write auto"};
   return std::nullopt;
 }
 
@@ -290,9 +314,13 @@ std::string to_yaml(const Config& config) {
   std::string text;
   std::string_view section;
   for (const Key& key : kKeys) {
-    if (key.section != section && !key.section.empty()) text += format("{}:\n", key.section);
+    const size_t dot = key.section.find('.');  // of a section in another one
+    const std::string indent = dot == std::string_view::npos ? "" : "  ";
+    if (key.section != section && !key.section.empty()) {
+      text += format("{}{}:\n", indent, dot == std::string_view::npos ? key.section : key.section.substr(dot + 1));
+    }
     section = key.section;
-    text += format("{}{}: {}\n", section.empty() ? "" : "  ", key.name, print(key, config));
+    text += format("{}{}{}: {}\n", indent, section.empty() ? "" : "  ", key.name, print(key, config));
   }
   return text;
 }

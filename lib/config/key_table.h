@@ -20,7 +20,7 @@ enum class Default : uint8_t {
 
 // One YAML key. The table is the only list of the keys: reading, printing, suggestions and documentation come from it.
 struct Key {
-  std::string_view section;  // empty: a scalar at the top level
+  std::string_view section;  // "train"; "parallel.nonuniform" within another; empty: a value at the top level
   std::string_view name;
   Field (*field)(Config&);
   std::string_view help;
@@ -32,7 +32,7 @@ struct Key {
 // All keys, those of a section together.
 std::span<const Key> key_table();
 
-// Section names in the order of the table, without the top level.
+// Section names in the order of the table, without the top level. A section follows the one that it stands in.
 std::vector<std::string_view> section_names();
 
 // The names of a section's keys; of the top-level scalars if the section is empty.
@@ -43,7 +43,7 @@ const Key* find_key(std::string_view section, std::string_view name);
 const Key* find_key(std::string_view full_name);
 
 // Sets and prints one key of a config; `auto` is handled here.
-std::optional<Refusal> assign(const Key& key, Config& config, const Scalar& scalar);
+std::optional<Refusal> assign(const Key& key, Config& config, const Value& value);
 std::string print(const Key& key, const Config& config);
 bool has_default(const Key& key, const Config& config);
 

@@ -1,6 +1,7 @@
 #include "config/validate_parallel.h"
 
 #include <algorithm>
+#include <set>
 
 #include "config/contract.h"
 #include "config/refuse.h"
@@ -120,26 +121,30 @@ void check_tensor(const Config& config, int world_size) {
          format("parallel.tensor = {} {} ({})", parallel.tensor, misfit.rule, misfit.key), hint);
 }
 
+// world_size: without the spares.
 void check_world(const Config& config, int world_size) {
   const ParallelConfig& parallel = config.parallel;
+  const int64_t spare = parallel.spare;
+  const std::string beside = spare > 0 ? format(" beside parallel.spare = {}", spare) : "";
   const int64_t shared = int64_t{parallel.tensor} * parallel.gtp;
   if (parallel.data == 0) {
     if (world_size % shared == 0) return;
     std::vector<int> degrees = fitting_tensor_degrees(config, parallel.uneven);
     std::erase_if(degrees, [&](int tensor) { return world_size % tensor != 0; });
     refuse(config, {"parallel.tensor", "parallel.data"},
-           format("{} ranks cannot be cut into replicas of parallel.tensor · parallel.gtp = {} · {} = {} ranks",
-                  world_size, parallel.tensor, parallel.gtp, shared),
-           format("start {}, {}, {} … ranks (mpirun -n {}), or set parallel.tensor to {}", shared, 2 * shared,
-                  3 * shared, (world_size / shared + 1) * shared, join_numbers(degrees)));
+           format("{} ranks{} cannot be cut into replicas of parallel.tensor · parallel.gtp = {} · {} = {} ranks",
+                  world_size, beside, parallel.tensor, parallel.gtp, shared),
+           format("start {}, {}, {} … ranks (mpirun -n {}), or set parallel.tensor to {}", shared + spare,
+                  2 * shared + spare, 3 * shared + spare, (world_size / shared + 1) * shared + spare,
+                  join_numbers(degrees)));
   }
   const int64_t needed = shared * parallel.data;
   if (needed == world_size) return;
-  std::string hint = format("start {} ranks (mpirun -n {})", needed, needed);
+  std::string hint = format("start {} ranks (mpirun -n {})", needed + spare, needed + spare);
   if (world_size % shared == 0) hint += format(", or set parallel.data: auto (here {})", world_size / shared);
   refuse(config, {"parallel.data", "parallel.tensor"},
-         format("parallel.tensor · gtp · data = {} · {} · {} = {}, but the job has {} ranks", parallel.tensor,
-                parallel.gtp, parallel.data, needed, world_size),
+         format("parallel.tensor · gtp · data = {} · {} · {} = {}, but the job has {} ranks{}", parallel.tensor,
+                parallel.gtp, parallel.data, needed, world_size, beside),
          hint);
 }
 
@@ -156,26 +161,42 @@ void check_batch(const Config& config, int world_size) {
                   batch, micro, data, unit),
            format("use {}, or another micro_batch_size", near));
   }
-  const int64_t tokens = micro * config.train.sequence_length;
-  if (config.parallel.sequence && tokens < config.parallel.tensor) {
+}
+
+// Sequence parallelism over the tensor ranks of the widest replica, which with invariant numerics hold whole blocks of
+// tokens.
+void check_sequence(const Config& config, int tensor) {
+  if (!config.parallel.sequence) return;
+  const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
+  if (tokens < tensor) {
     refuse(config, {"parallel.sequence", "parallel.tensor"},
-           format("parallel.sequence: true shares {} tokens of a micro-batch over parallel.tensor = {} ranks", tokens,
-                  config.parallel.tensor),
-           format("use parallel.sequence: false, or at least {} tokens", config.parallel.tensor));
+           format("parallel.sequence: true shares {} tokens of a micro-batch over {} tensor ranks", tokens, tensor),
+           format("use parallel.sequence: false, or at least {} tokens", tensor));
+  }
+  const int64_t blocks = tokens / token_block_of(config.train.sequence_length);
+  if (config.numerics.reduction == Reduction::kInvariant && blocks < tensor) {
+    refuse(
+        config, {"parallel.sequence", "parallel.tensor"},
+        format("parallel.sequence: true shares {} token blocks of a micro-batch, which numerics.reduction: invariant "
+               "keeps whole, over {} tensor ranks",
+               blocks, tensor),
+        "use parallel.sequence: false, or a larger train.micro_batch_size");
   }
 }
 
-// With invariant numerics data ranks hold whole workers, and with sequence parallelism tensor ranks whole blocks of
-// tokens.
-void check_invariant(const Config& config, int world_size) {
+void check_worker_count(const Config& config, int64_t batch) {
+  const int64_t workers = config.numerics.workers;
+  if (config.numerics.reduction == Reduction::kFast || workers <= batch) return;
+  refuse(config, {"numerics.workers", "train.global_batch_size"},
+         format("numerics.workers = {} exceeds train.global_batch_size = {}", workers, batch),
+         format("use at most {}, or a larger batch", batch));
+}
+
+// With invariant numerics data ranks hold whole workers.
+void check_workers(const Config& config, int world_size) {
   if (config.numerics.reduction != Reduction::kInvariant) return;
   const int64_t workers = config.numerics.workers;
   const int64_t batch = global_batch_size(config, world_size);
-  if (workers > batch) {
-    refuse(config, {"numerics.workers", "train.global_batch_size"},
-           format("numerics.workers = {} exceeds train.global_batch_size = {}", workers, batch),
-           format("use at most {}, or a larger batch", batch));
-  }
   const int data = data_degree(config, world_size);
   if (!begins_with_workers(data, workers, batch)) {
     std::string hint = "use parallel.data " + join_numbers(fitting_data_degrees(config, batch));
@@ -185,16 +206,57 @@ void check_invariant(const Config& config, int world_size) {
                   data, batch / data, batch, workers),
            hint);
   }
-  const int64_t blocks =
-      config.train.micro_batch_size * config.train.sequence_length / token_block_of(config.train.sequence_length);
-  if (config.parallel.sequence && blocks < config.parallel.tensor) {
-    refuse(
-        config, {"parallel.sequence", "parallel.tensor"},
-        format("parallel.sequence: true shares {} token blocks of a micro-batch, which numerics.reduction: invariant "
-               "keeps whole, over parallel.tensor = {} ranks",
-               blocks, config.parallel.tensor),
-        "use parallel.sequence: false, or a larger train.micro_batch_size");
+}
+
+// The grid tensor · data, once it is whole: without failures, or with spares in their places.
+void check_grid(const Config& config, int ranks) {
+  check_batch(config, ranks);
+  check_sequence(config, config.parallel.tensor);
+  check_worker_count(config, global_batch_size(config, ranks));
+  check_workers(config, ranks);
+}
+
+// Replicas are cut as with parallel.uneven: true, each by its own width.
+void check_widths(const Config& config, const ReplicaPlan& plan) {
+  for (const int width : std::set<int>(plan.widths.begin(), plan.widths.end())) {
+    const Misfit misfit = tensor_misfit(config, width, true);
+    if (misfit.key.empty()) continue;
+    refuse(config, {"parallel.nonuniform.tensor_widths", "parallel.nonuniform.failed", misfit.key},
+           format("a replica of {} tensor ranks {} ({})", width, misfit.rule, misfit.key),
+           format("use at most {} tensor ranks", fitting_tensor_degrees(config, true).back()));
   }
+}
+
+void check_nonuniform(const Config& config, int launched, std::span<const HostSlot> hosts) {
+  const ParallelConfig& parallel = config.parallel;
+  check_count(config, "parallel.nonuniform.min_tensor", parallel.nonuniform.min_tensor, 1, parallel.tensor);
+  if (!parallel.nonuniform.tensor_widths.empty()) {
+    refuse_if_set(config, "parallel.nonuniform.min_tensor", "with parallel.nonuniform.tensor_widths");
+  }
+  const ReplicaPlan plan = plan_replicas(config, launched, hosts);
+  if (is_whole_grid(config, plan)) {
+    check_tensor(config, plan.training_ranks());
+    check_grid(config, plan.training_ranks());
+    return;
+  }
+  check_widths(config, plan);
+  check_sequence(config, *std::max_element(plan.widths.begin(), plan.widths.end()));
+  check_worker_count(config, plan.batch());
+}
+
+void check_uniform(const Config& config, int launched) {
+  for (const std::string_view key : {"min_tensor", "batch", "speeds"}) {
+    refuse_if_set(config, format("parallel.nonuniform.{}", key), "without failed or tensor_widths beside it");
+  }
+  const int ranks = launched - config.parallel.spare;
+  if (ranks < 1) {
+    refuse(config, {"parallel.spare"},
+           format("parallel.spare = {} leaves none of {} ranks to train", config.parallel.spare, launched),
+           "start more ranks, or lower parallel.spare");
+  }
+  check_tensor(config, ranks);
+  check_world(config, ranks);
+  check_grid(config, ranks);
 }
 
 }  // namespace
@@ -220,21 +282,23 @@ std::vector<int> fitting_data_degrees(const Config& config, int64_t batch) {
   return degrees;
 }
 
-void validate_parallel(const Config& config, int world_size) {
+void validate_parallel(const Config& config, int launched, std::span<const HostSlot> hosts) {
   const ParallelConfig& parallel = config.parallel;
   check_count(config, "parallel.tensor", parallel.tensor, 1);
   check_count(config, "parallel.data", parallel.data, 0);
   check_count(config, "parallel.gtp", parallel.gtp, 1);
   check_count(config, "parallel.bucket_size", parallel.bucket_size, 1);
+  check_count(config, "parallel.spare", parallel.spare, 0);
   if (parallel.gtp != 1) {
     refuse(config, {"parallel.gtp"},
            format("parallel.gtp = {}: generalised tensor parallelism is not available yet", parallel.gtp),
            "set parallel.gtp: 1");
   }
-  check_tensor(config, world_size);
-  check_world(config, world_size);
-  check_batch(config, world_size);
-  check_invariant(config, world_size);
+  if (has_nonuniform(config)) {
+    check_nonuniform(config, launched, hosts);
+  } else {
+    check_uniform(config, launched);
+  }
 }
 
 }  // namespace invar

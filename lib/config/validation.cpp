@@ -261,12 +261,12 @@ void check_comm(const Config& config) {
 
 }  // namespace
 
-void validate(const Config& config, int world_size) {
-  INVAR_CHECK(world_size > 0, "world size {}", world_size);
+void validate(const Config& config, int launched, std::span<const HostSlot> hosts) {
+  INVAR_CHECK(launched > 0, "world size {}", launched);
   validate_model(config);
   check_train(config);
   check_numerics(config);
-  validate_parallel(config, world_size);
+  validate_parallel(config, launched, hosts);
   check_optimizer(config);
   check_schedule(config);
   check_data_source(config);

@@ -2,15 +2,16 @@
 
 #include <vector>
 
-#include "config/config.h"
+#include "config/replica_plan.h"
 
 namespace invar {
 
-// Judges the values of a training config together, for a job of `world_size` ranks: everything that can be refused
+// Judges the values of a training config together, for a job of `launched` ranks, on these hosts if they are known
+// (plan_replicas() says when they must be): everything that can be refused
 // without data, weights or peers. The first broken rule throws Error{kConfig} with the place (file:line or argument),
 // the keys, the rule, the numbers and the fix. Pure: every rank reaches the same verdict.
 // Not judged here: whether the build has CUDA (the device layer knows), and what is inside files.
-void validate(const Config& config, int world_size);
+void validate(const Config& config, int launched, std::span<const HostSlot> hosts = {});
 
 // Tensor-parallel degrees at which this model can be cut with these numerics, ascending. Equal runs of units; with
 // `uneven`, any runs.

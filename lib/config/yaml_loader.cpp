@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,7 +19,7 @@ namespace {
 // One key with its value, from the file or from the command line.
 struct Assignment {
   const Key* key;
-  Scalar scalar;
+  Value value;
   std::string origin;
 };
 
@@ -74,10 +75,41 @@ std::string joined_list(const YAML::Node& list) {
   return format("\"{}\"", text);
 }
 
-Scalar read_scalar(const std::string& origin, const Key& key, const YAML::Node& node) {
+Value read_plain(const YAML::Node& node) {
+  Value value{node.IsScalar() ? node.Scalar() : "", node.Tag() == "!"};
+  for (const YAML::Node& item : node) value.items.push_back(read_plain(item));
+  return value;
+}
+
+bool is_list_of_scalars(const YAML::Node& node) {
+  return node.IsSequence() && std::all_of(node.begin(), node.end(), [](const YAML::Node& item) {
+           return item.IsScalar() && (item.Tag() == "?" || item.Tag() == "!");
+         });
+}
+
+// A list of values, or a map of such lists.
+Value read_composite(const std::string& origin, const Key& key, Shape shape, const YAML::Node& node) {
+  if (shape == Shape::kList && is_list_of_scalars(node)) return read_plain(node);
+  Value value;
+  bool fits = shape == Shape::kMapOfLists && node.IsMap();
+  for (auto entry = node.begin(); fits && entry != node.end(); ++entry) {
+    fits = entry->first.IsScalar() && is_list_of_scalars(entry->second);
+    if (!fits) break;
+    value.items.push_back(read_plain(entry->second));
+    value.items.back().text = entry->first.Scalar();
+  }
+  if (fits) return value;
+  Config scratch;
+  const char* example = shape == Shape::kList ? "[first, second], or [] for none" : "{0: [2, 5]}, or {} for none";
+  refuse(origin, format("{} must be a {}", key.full_name(), type_name(key.field(scratch))),
+         format("write {}: {}", key.name, example));
+}
+
+Value read_value(const std::string& origin, const Key& key, const YAML::Node& node) {
   const std::string name = key.full_name();
   Config scratch;
   const Field field = key.field(scratch);
+  if (const Shape shape = shape_of(field); shape != Shape::kScalar) return read_composite(origin, key, shape, node);
   const bool is_text = std::holds_alternative<std::string*>(field);
   const std::string example = is_text ? "text" : type_name(field);
   if (node.IsSequence()) {
@@ -97,7 +129,7 @@ Scalar read_scalar(const std::string& origin, const Key& key, const YAML::Node& 
   if (node.Tag() != "?" && node.Tag() != "!") {
     refuse(origin, format("{} carries the YAML tag {}", name, node.Tag()), format("write {}: {}", key.name, example));
   }
-  return {node.Scalar(), node.Tag() == "!"};
+  return read_plain(node);
 }
 
 std::string read_text(const std::string& path) {
@@ -176,18 +208,27 @@ class FileReader {
     const std::string name = unique_name("", name_node);
     if (find_key("", name) != nullptr) return add(known_key(origin(name_node), "", name), name_node, node);
     if (key_names(name).empty()) refuse_section(origin(name_node), name);
+    read_section(name, name_node, node);
+  }
+
+  void read_section(const std::string& name, const YAML::Node& name_node, const YAML::Node& node) {
     if (!node.IsMap()) {
       refuse(origin(name_node), format("section {} has no keys", name),
              format("indent its keys below it ({}), or remove it", join_words(key_names(name), ", ")));
     }
     for (const auto& entry : node) {
       const std::string key = unique_name(name, entry.first);
-      add(known_key(origin(entry.first), name, key), entry.first, entry.second);
+      const std::string inner = format("{}.{}", name, key);
+      if (!key_names(inner).empty()) {
+        read_section(inner, entry.first, entry.second);
+      } else {
+        add(known_key(origin(entry.first), name, key), entry.first, entry.second);
+      }
     }
   }
 
   void add(const Key& key, const YAML::Node& name_node, const YAML::Node& value) {
-    assignments_.push_back({&key, read_scalar(origin(name_node), key, value), origin(name_node)});
+    assignments_.push_back({&key, read_value(origin(name_node), key, value), origin(name_node)});
   }
 
   std::string path_;
@@ -199,22 +240,22 @@ class FileReader {
 Assignment read_override(const std::string& argument) {
   const std::string origin = format("argument {}", argument);
   const size_t equals = argument.find('=');
-  const size_t dot = argument.find('.');
+  const size_t dot = argument.substr(0, equals).rfind('.');
   if (equals == std::string::npos || equals == 0 || dot == 0 || dot + 1 == equals) {
     refuse(origin, "not of the form section.key=value", "write for example train.steps=100");
   }
   const std::string name = argument.substr(0, equals);
-  const bool is_top_level = dot == std::string::npos || dot > equals;
+  const bool is_top_level = dot == std::string::npos;
   const std::string section = is_top_level ? "" : name.substr(0, dot);
   const std::string key_name = is_top_level ? name : name.substr(dot + 1);
-  if (is_top_level && !key_names(name).empty()) {
+  if (!name.empty() && !key_names(name).empty()) {
     refuse(origin, format("{} is a section", name), format("name a key of it: {}", join_words(key_names(name), ", ")));
   }
   const Key& key = known_key(origin, section, key_name);
   try {
     const std::vector<YAML::Node> values = YAML::LoadAll(argument.substr(equals + 1));
     if (values.size() > 1) refuse(origin, format("{} has {} values", name, values.size()), "give one");
-    return {&key, read_scalar(origin, key, values.empty() ? YAML::Node() : values[0]), origin};
+    return {&key, read_value(origin, key, values.empty() ? YAML::Node() : values[0]), origin};
   } catch (const YAML::Exception& error) {
     refuse(origin, format("the value is not valid YAML: {}", error.msg), format("quote it: {}='\"value\"'", name));
   }
@@ -223,7 +264,7 @@ Assignment read_override(const std::string& argument) {
 void apply_all(const std::vector<Assignment>& assignments, Config& config) {
   for (const Assignment& assignment : assignments) {
     const std::string name = assignment.key->full_name();
-    if (const std::optional<Refusal> refusal = assign(*assignment.key, config, assignment.scalar)) {
+    if (const std::optional<Refusal> refusal = assign(*assignment.key, config, assignment.value)) {
       refuse(assignment.origin, format("{} {}", name, refusal->rule), refusal->fix);
     }
     config.origin[name] = assignment.origin;

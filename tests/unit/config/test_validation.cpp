@@ -94,7 +94,7 @@ TEST_CASE("sequence parallelism at one tensor rank is the same mathematics") {
   accepts([](Config& c) { c.parallel.sequence = true; });
   accepts([](Config& c) { c.parallel.sequence = true, c.parallel.tensor = 4, c.train.sequence_length = 4; });
   refuses([](Config& c) { c.parallel.sequence = true, c.parallel.tensor = 4, c.train.sequence_length = 3; },
-          "parallel.sequence: true shares 3 tokens of a micro-batch over parallel.tensor = 4", "at least 4 tokens");
+          "parallel.sequence: true shares 3 tokens of a micro-batch over 4 tensor ranks", "at least 4 tokens");
 }
 
 TEST_CASE("tensor cuts whole units") {
