@@ -27,7 +27,10 @@ struct Model {
 const std::vector<Model> kModels = {{"Qwen3, tied", tied_qwen3, 8},
                                     {"Qwen3, untied", untied_qwen3, 6},
                                     {"Gemma 4 with per-layer embeddings", gemma4_e_series, 8},
-                                    {"Gemma 4, dense", gemma4_dense, 6}};
+                                    {"Gemma 4, dense", gemma4_dense, 6},
+                                    {"Qwen3, two KV heads", grouped_qwen3, 8},
+                                    {"Qwen3, two KV heads, uneven runs", uneven_qwen3, 6},
+                                    {"Gemma 4, two KV heads and one", grouped_gemma4, 8}};
 
 std::string describe(const Layout& layout) {
   return format("tensor {}{}, data {}, micro-batch {}, recompute {}", layout.tensor,

@@ -57,7 +57,7 @@ LayerCase attention_case(const AttentionSpec& spec, int64_t rotated_pairs = kHea
 
 Range kv_columns(int size, int rank) {
   const AttentionSpec spec = gemma4_attention();
-  const Range heads = partition_heads(spec.query_heads, spec.kv_heads, size, rank).kv_heads;
+  const Range heads = partition_heads(spec.query_heads, spec.kv_heads, 0, size, rank).kv_heads;
   return {heads.begin * 2 * kHeadDim, heads.end * 2 * kHeadDim};
 }
 

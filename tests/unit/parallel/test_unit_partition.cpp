@@ -29,7 +29,7 @@ TEST_CASE("query heads are held once, KV heads by every rank that has their quer
         std::vector<int> held(static_cast<size_t>(query), 0);
         std::vector<int> first_color(static_cast<size_t>(kv), -1);
         for (int rank = 0; rank < tensor; ++rank) {
-          const HeadPartition part = partition_heads(query, kv, tensor, rank);
+          const HeadPartition part = partition_heads(query, kv, 0, tensor, rank);
           REQUIRE(part.query_heads.size() == part.kv_heads.size() * part.heads_per_group);
           for (int64_t h = part.query_heads.begin; h < part.query_heads.end; ++h) {
             ++held[static_cast<size_t>(h)];
@@ -40,7 +40,7 @@ TEST_CASE("query heads are held once, KV heads by every rank that has their quer
             if (color < 0) color = part.replica_color;
             CHECK(color == part.replica_color);  // copies of a KV head share a color
           }
-          CHECK(part.replicated == (tensor > kv && partition_heads(query, kv, tensor, rank).heads_per_group < group));
+          CHECK(part.replicated == (tensor > kv && partition_heads(query, kv, 0, tensor, rank).heads_per_group < group));
         }
         for (const int count : held) CHECK(count == 1);
       }
@@ -50,11 +50,11 @@ TEST_CASE("query heads are held once, KV heads by every rank that has their quer
 
 TEST_CASE("head partition of the reference models") {
   // 8 query and 4 KV heads on three ranks: groups 2, 1, 1.
-  CHECK(partition_heads(8, 4, 3, 0).kv_heads == Range{0, 2});
-  CHECK(partition_heads(8, 4, 3, 1).kv_heads == Range{2, 3});
-  CHECK(partition_heads(8, 4, 3, 2).query_heads == Range{6, 8});
+  CHECK(partition_heads(8, 4, 0, 3, 0).kv_heads == Range{0, 2});
+  CHECK(partition_heads(8, 4, 0, 3, 1).kv_heads == Range{2, 3});
+  CHECK(partition_heads(8, 4, 0, 3, 2).query_heads == Range{6, 8});
   // 8 query and 2 KV heads on eight ranks: one query head each, four copies of a KV head.
-  const HeadPartition last = partition_heads(8, 2, 8, 7);
+  const HeadPartition last = partition_heads(8, 2, 0, 8, 7);
   CHECK(last.query_heads == Range{7, 8});
   CHECK(last.kv_heads == Range{1, 2});
   CHECK(last.replicated);
