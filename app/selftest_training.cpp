@@ -105,8 +105,11 @@ Trajectory train(Config config, const Layout& layout, int64_t steps) {
 
 // Every layout against the first one, whose trajectory is returned.
 Trajectory check_layouts(SelftestReport& report, const std::string& name, const Config& config, int64_t steps) {
-  const std::array layouts = {Layout{1, false, 1, 2}, Layout{2, true, 1, 1}, Layout{2, true, 2, 2},
-                              Layout{4, false, 1, 2}, Layout{4, true, 1, 1, RecomputeKind::kFull},
+  const std::array layouts = {Layout{1, false, 1, 2},
+                              Layout{2, true, 1, 1},
+                              Layout{2, true, 2, 2},
+                              Layout{4, false, 1, 2},
+                              Layout{4, true, 1, 1, RecomputeKind::kFull},
                               Layout{8, true, 1, 2}};
   Trajectory one;
   report.check(format("{}: {}", name, describe({})), [&] {

@@ -52,9 +52,9 @@ std::vector<SumSite> sum_sites(const ModelConfig& model) {
 }
 
 std::string NumericsContract::text() const {
-  const std::string lines = format(
-      "version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n", version,
-      word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
+  const std::string lines =
+      format("version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n",
+             version, word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
   return head_runs == 1 ? lines : lines + format("head_runs {}\n", head_runs);
 }
 

@@ -68,7 +68,8 @@ HeadCut::HeadCut(int64_t query_heads, int64_t kv_heads, int64_t leaves, const Co
   leaves_of_ = head_leaves(kv_heads, group, leaves, tensor.size());
   runs_ = runs;
   const Range ranks = mine().replicas;
-  run_sum_ = UnitCut(group, runs, static_cast<int>(ranks.size()), static_cast<int>(tensor.rank() - ranks.begin)).leaf_cut(1);
+  run_sum_ =
+      UnitCut(group, runs, static_cast<int>(ranks.size()), static_cast<int>(tensor.rank() - ranks.begin)).leaf_cut(1);
 }
 
 std::vector<int64_t> HeadCut::query_heads_of_ranks() const {

@@ -19,8 +19,8 @@ struct HeadPartition {
 // leaves: see UnitCut; in fixed order a rank holds whole leaves of them (HeadCut).
 HeadPartition partition_heads(int64_t query_heads, int64_t kv_heads, int64_t leaves, int tensor_size, int tensor_rank);
 
-// Leaves of each rank in the sums over query heads, of which each KV head has `heads_per_group`; with one they are those
-// of a sum over any units.
+// Leaves of each rank in the sums over query heads, of which each KV head has `heads_per_group`; with one they are
+// those of a sum over any units.
 std::vector<Range> head_leaves(int64_t kv_heads, int64_t heads_per_group, int64_t leaves, int ranks);
 
 // The heads of an attention layer, cut over the ranks of a tensor-parallel group, and how sums over them are evaluated.
@@ -47,10 +47,10 @@ class HeadCut {
 
  private:
   size_t rank_;
-  std::vector<HeadPartition> partitions_;    // of each rank
-  int64_t runs_ = 1;                         // of a group, in all
-  std::vector<Range> leaves_of_;             // of each rank, of the runs of all groups
-  std::optional<UnitCut> groups_;            // if a group has one run
+  std::vector<HeadPartition> partitions_;  // of each rank
+  int64_t runs_ = 1;                       // of a group, in all
+  std::vector<Range> leaves_of_;           // of each rank, of the runs of all groups
+  std::optional<UnitCut> groups_;          // if a group has one run
   std::shared_ptr<const LeafCut> run_sum_;
 };
 

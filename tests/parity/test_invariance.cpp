@@ -214,8 +214,7 @@ Tampered tampered_run(const Config& config, const Layout& layout, Sums sums, int
     auto& group = sums == Sums::kData ? groups.data : groups.tensor;
     auto wrapped = std::make_unique<WrappedCommunicator>(std::move(group));
     const bool counts = groups.world->rank() == 0;
-    const auto after_exchange = [&result, which, tamper, counts,
-                                 next = int64_t{0}](const Tensor& received) mutable {
+    const auto after_exchange = [&result, which, tamper, counts, next = int64_t{0}](const Tensor& received) mutable {
       const int64_t number = next++;
       if (counts) result.sums = next;
       if (which != kEverySum && which != number) return;

@@ -235,8 +235,8 @@ constexpr int kHeadThreads = 256;
 
 // A block per token.
 template <class Unit>
-__global__ void __launch_bounds__(kHeadThreads) copy_head_runs(HeadRuns<Unit> from, HeadRuns<Unit> to, int units,
-                                                               int run) {
+__global__ void __launch_bounds__(kHeadThreads)
+    copy_head_runs(HeadRuns<Unit> from, HeadRuns<Unit> to, int units, int run) {
   const int64_t token = blockIdx.x;
   for (int i = static_cast<int>(threadIdx.x); i < units; i += kHeadThreads) {
     const int group = i / run;

@@ -153,7 +153,8 @@ TEST_CASE("the sites of a model are what tensor parallelism cuts") {
         "key and value heads 1 of 8; FFN blocks 192; FFN blocks of sharing layers 384; "
         "blocks of the per-layer inputs 8; vocabulary units 16384 any; ");
   CHECK(sites_text("gemma4-31b") ==
-        "key and value heads 16 of 2; key and value heads of full layers 4 of 8; FFN blocks 672; vocabulary units 16384 any; ");
+        "key and value heads 16 of 2; key and value heads of full layers 4 of 8; FFN blocks 672; vocabulary units "
+        "16384 any; ");
 }
 
 TEST_CASE("data ranks begin where workers do") {

@@ -67,7 +67,8 @@ TEST_CASE("query heads are held once, KV heads by every rank that has their quer
             if (color < 0) color = part.replica_color;
             CHECK(color == part.replica_color);  // copies of a KV head share a color
           }
-          CHECK(part.replicated == (tensor > kv && partition_heads(query, kv, 0, tensor, rank).heads_per_group < group));
+          CHECK(part.replicated ==
+                (tensor > kv && partition_heads(query, kv, 0, tensor, rank).heads_per_group < group));
         }
         for (const int count : held) CHECK(count == 1);
       }
