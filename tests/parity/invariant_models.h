@@ -95,6 +95,32 @@ inline Config gemma4_dense(Precision precision) {
   return config;
 }
 
+// Fewer KV heads than leaves: the query heads of each are cut in four runs, on up to four ranks with a copy of it.
+inline Config grouped_qwen3(Precision precision) {
+  Config config = tied_qwen3(precision);
+  config.model.num_attention_heads = 8;
+  config.model.num_key_value_heads = 2;
+  return config;
+}
+
+// Runs of two, two and one query heads.
+inline Config uneven_qwen3(Precision precision) {
+  Config config = untied_qwen3(precision);
+  config.model.num_attention_heads = 10;
+  config.model.num_key_value_heads = 2;
+  config.numerics.leaves = 6;
+  return config;
+}
+
+// One KV head in full layers, which take their values from the keys, and two in the others.
+inline Config grouped_gemma4(Precision precision) {
+  Config config = gemma4_e_series(precision);
+  config.model.num_key_value_heads = 2;
+  config.model.num_global_key_value_heads = 1;
+  config.model.attention_k_eq_v = true;
+  return config;
+}
+
 // What a step leaves: the hash of its state, and what shows that it did something.
 struct HashedStep {
   StateDigest digest;

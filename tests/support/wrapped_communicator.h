@@ -29,8 +29,15 @@ class WrappedCommunicator : public Communicator {
   using AfterExchange = std::function<void(const Tensor& received)>;
   void tamper_with_all_to_all(AfterExchange tamper) { after_exchange_ = std::move(tamper); }
 
+  // The same in groups that are formed out of this one.
+  void tamper_with_all_to_all_of_parts(AfterExchange tamper) { after_exchange_of_parts_ = std::move(tamper); }
+
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
-    return inner_->split(color, key, std::move(name));
+    std::unique_ptr<Communicator> part = inner_->split(color, key, std::move(name));
+    if (!after_exchange_of_parts_) return part;
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(part));
+    wrapped->tamper_with_all_to_all(after_exchange_of_parts_);
+    return wrapped;
   }
   void all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
     const std::function<void()> undo = tamper_ ? tamper_(buffer) : std::function<void()>();
@@ -71,6 +78,7 @@ class WrappedCommunicator : public Communicator {
   Tamper tamper_;
   AfterScatter after_scatter_;
   AfterExchange after_exchange_;
+  AfterExchange after_exchange_of_parts_;
 };
 
 }  // namespace invar
