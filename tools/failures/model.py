@@ -1,7 +1,7 @@
 """Failed GPUs, the tensor-parallel widths that they leave to the replicas, and failures over time.
 
-A cluster is cut into domains (GPUs joined by NVLink); a data-parallel replica is some whole domains, and runs in all of them at
-the width, from a list, that its worst domain still has GPUs for. A width of 0: the replica does not run.
+A cluster is cut into domains (GPUs joined by NVLink); a data-parallel replica is some whole domains, and runs in all of
+them at the width, from a list, that its worst domain still has GPUs for. A width of 0: the replica does not run.
 """
 import collections
 import dataclasses
@@ -33,7 +33,7 @@ class Cluster:
 
 
 def intact_share(gpus, failed_fraction):
-    """The probability that none of so many GPUs has failed: the availability of a domain that cannot run without one."""
+    """The probability that none of so many GPUs has failed: the availability of a domain that needs them all."""
     return (1 - failed_fraction) ** gpus
 
 
@@ -48,9 +48,8 @@ def draw_failures(rng, cluster, events, radius=1):
 def replica_widths(failed, cluster, widths, packed=True):
     """{width: replicas that run at it}. packed: damaged domains share replicas, and the worst are left over where the
     domains are not a multiple of a replica; otherwise replicas are the domains in their order."""
-    width_of = {}
-    for count in set(failed.values()):
-        width_of[count] = max((width for width in widths if width <= cluster.domain_gpus - count), default=0)
+    width_of = {count: max((width for width in widths if width <= cluster.domain_gpus - count), default=0)
+                for count in set(failed.values())}
     if packed:
         damaged = sorted(width_of[count] for count in failed.values())
         worst = damaged[cluster.domains % cluster.replica_domains :: cluster.replica_domains]
@@ -71,8 +70,8 @@ def total_batch(replicas, local_batch):
 
 
 def hourly_failures(rng, cluster, per_gpu_day=FAILURES_PER_GPU_DAY, repair=REPAIR, days=15):
-    """Yields {domain: failed GPUs} at every hour from 0, when all is well: a Poisson process over the GPUs. One dict, kept
-    up to date."""
+    """Yields {domain: failed GPUs} at every hour from 0, when all is well: a Poisson process over the GPUs. It is one
+    dict, kept up to date."""
     shares, durations = zip(*repair)
     rate = per_gpu_day * cluster.gpus
     failed, down, repairs = collections.Counter(), set(), []
@@ -99,8 +98,8 @@ def hourly_failures(rng, cluster, per_gpu_day=FAILURES_PER_GPU_DAY, repair=REPAI
 
 
 def paused_shares(rng, cluster, spares, policies, wanted, **failures):
-    """Share of the hours in which the batch of all replicas, spare domains among them, is below `wanted`: one number for
-    each {width: batch of a replica}."""
+    """Share of the hours in which the batch of all replicas, spare domains among them, is below `wanted`: one number
+    for each {width: batch of a replica}."""
     grown = cluster.with_spares(spares)
     hours, paused = 0, [0] * len(policies)
     for failed in hourly_failures(rng, grown, **failures):

@@ -34,13 +34,15 @@ def panel(x0, y0, title, x_values, lines, low):
         parts.append(text(place(x, 0)[0], y0 + HEIGHT + 17, f"{x:g}"))
     for y in ticks(low, 100):
         height = place(0, y)[1]
-        parts.append(f'<path d="M{x0} {height:.1f}h{WIDTH}" stroke="#e5e5e5"/>' + text(x0 - 6, height + 4, f"{y:g}", "end"))
+        parts.append(f'<path d="M{x0} {height:.1f}h{WIDTH}" stroke="#e5e5e5"/>')
+        parts.append(text(x0 - 6, height + 4, f"{y:g}", "end"))
     parts.append(f'<svg x="{x0}" y="{y0 - 2}" width="{WIDTH + 3}" height="{HEIGHT + 4}" '
                  f'viewBox="{x0} {y0 - 2} {WIDTH + 3} {HEIGHT + 4}">')
     for i, (_, values) in enumerate(lines):
         points = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in zip(x_values, values))
         # Equal lines: the earlier are wider, so that each can be seen.
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLORS[i]}" stroke-width="{2 + 1.2 * (len(lines) - 1 - i)}"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLORS[i]}" '
+                     f'stroke-width="{2 + 0.9 * (len(lines) - 1 - i):.1f}"/>')
     return [*parts, "</svg>"]
 
 
@@ -51,7 +53,8 @@ def draw(rows, x_values, x_label, y_label):
     width, height = LEFT + columns * (WIDTH + GAP), TOP + len(rows) * (HEIGHT + GAP)
     for i, (label, _) in enumerate(rows[0][0][1]):
         x = LEFT + i * (width - LEFT) / len(COLORS)
-        parts.append(f'<path d="M{x:.1f} 18h22" stroke="{COLORS[i]}" stroke-width="3"/>' + text(x + 28, 22, label, "start"))
+        parts.append(f'<path d="M{x:.1f} 18h22" stroke="{COLORS[i]}" stroke-width="3"/>')
+        parts.append(text(x + 28, 22, label, "start"))
     for row, panels in enumerate(rows):
         for column, (title, lines) in enumerate(panels):
             x, y = LEFT + column * (WIDTH + GAP), TOP + row * (HEIGHT + GAP)

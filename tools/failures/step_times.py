@@ -1,4 +1,4 @@
-"""What a replica of some tensor-parallel width can do: the measured time of a step, and the batches that follow from it."""
+"""What a replica of some tensor-parallel width can do: the measured time of a step, and the batches that follow."""
 import bisect
 import collections
 import csv
@@ -48,8 +48,8 @@ def check_points(path, points):
             raise InputError(f"{path}: width {width} needs step times of at least two numbers of micro-batches")
         for (fewer, less), (more, ms) in zip(times, times[1:]):
             if ms <= less:
-                raise InputError(f"{path}: at width {width}, {more} micro-batches take {ms:g} ms and {fewer} take {less:g}: more "
-                                 "must take longer; measure more steps")
+                raise InputError(f"{path}: at width {width}, {more} micro-batches take {ms:g} ms and {fewer} take "
+                                 f"{less:g}: more must take longer; measure more steps")
 
 
 def between(xs, ys, x):
@@ -60,9 +60,9 @@ def between(xs, ys, x):
 
 
 class Measured:
-    """Step times of a replica in a domain of `domain` GPUs. The largest measured width is a whole domain; a domain of another
-    size takes, at the same share of its GPUs, the same time (an extrapolation), and between two measured shares what is
-    linear in the work per GPU, 1 / share."""
+    """Step times of a replica in a domain of `domain` GPUs. The largest measured width is a whole domain; a domain of
+    another size takes, at the same share of its GPUs, the same time (an extrapolation), and between two measured shares
+    what is linear in the work per GPU, 1 / share."""
 
     def __init__(self, points, domain, micro_batches=None):
         full = max(points)
@@ -77,16 +77,17 @@ class Measured:
         self.known = {}
 
     def ms(self, width, micro_batches):
-        by_width = [between(*zip(*self.points[measured]), micro_batches) for measured in sorted(self.points, reverse=True)]
+        by_width = [between(*zip(*times), micro_batches) for _, times in sorted(self.points.items(), reverse=True)]
         return between(self.inverse_shares, by_width, self.domain / width)
 
     def largest_batch(self, width):
         """The most micro-batches whose step takes no longer than that of a healthy replica."""
-        return next(m for m in itertools.count() if self.ms(width, m + 1) > self.step_ms)
+        limit = self.step_ms * (1 + 1e-9)  # equal times, but for rounding, are no longer
+        return next(m for m in itertools.count() if self.ms(width, m + 1) > limit)
 
     def kept_batch_ms(self, replicas, total):
-        """A step of `total` micro-batches over replicas {width: count}, each micro-batch given to the replica whose time
-        with it is the least: all replicas of a width come before the next micro-batch of one of them."""
+        """A step of `total` micro-batches over replicas {width: count}, each micro-batch given to the replica that has
+        the least time with it: all replicas of a width come before the next micro-batch of one of them."""
         key = (total, *sorted(replicas.items()))
         if key not in self.known:
             nexts = [(self.ms(width, 1), 1, width) for width, count in replicas.items() if width and count]
