@@ -33,6 +33,13 @@ std::string Topology::describe(bool sequence_parallel) const {
                 data);
 }
 
+Topology topology_of(const ReplicaPlan& plan) {
+  const int widest = *std::max_element(plan.widths.begin(), plan.widths.end());
+  const auto replicas = static_cast<int>(plan.widths.size());
+  if (plan.uniform()) return {widest, replicas};
+  return {widest, replicas, plan.widths, plan.samples};
+}
+
 std::unique_ptr<Communicator> GroupMaker::make(Communicator& parent, const std::vector<int>& colors,
                                                std::string name) const {
   INVAR_CHECK(std::ssize(colors) == parent.size(), "{} colors for {} ranks", colors.size(), parent.size());

@@ -6,6 +6,7 @@
 
 #include "comm/communicator.h"
 #include "comm/recording_communicator.h"
+#include "config/replica_plan.h"
 #include "core/range.h"
 
 namespace invar {
@@ -29,6 +30,9 @@ struct Topology {
   // "tensor 2 with sequence parallelism x data 4", "tensor 4, 3 x data 2"
   std::string describe(bool sequence_parallel) const;
 };
+
+// Of the ranks that train; uniform if their replicas are alike.
+Topology topology_of(const ReplicaPlan& plan);
 
 // Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers (a recording
 // communicator) can form them too.
