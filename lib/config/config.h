@@ -57,6 +57,8 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
+using IntegerLists = std::map<std::string, std::vector<int>>;
+
 // Replicas of unequal tensor-parallel width, see replica_plan.h. By `failed`, by `tensor_widths`, or in the form of
 // Megatron-LM's nonuniform tensor parallelism (its last four members), which is translated to `failed`.
 struct NonuniformConfig {
@@ -69,7 +71,7 @@ struct NonuniformConfig {
   int tp_base = 0;  // 0: auto, parallel.tensor
   int tp_spares = 0;
   int num_reduced_tp_dp_ranks = 1;
-  std::map<std::string, std::vector<int>> non_active_ranks_per_dp;  // slots by "dp" or "dp,cp,pp"
+  IntegerLists non_active_ranks_per_dp;  // slots by "dp" or "dp,cp,pp"
 
   bool operator==(const NonuniformConfig&) const = default;
 };

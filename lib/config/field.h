@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,8 +60,6 @@ template <typename E>
 constexpr std::string_view word_of(E value) {
   return Words<E>::kNames[static_cast<size_t>(value)];
 }
-
-using IntegerLists = std::map<std::string, std::vector<int>>;
 
 // One member of a Config.
 using Field =

@@ -88,12 +88,16 @@ std::vector<int64_t> shrink_batch(const Config& config, int64_t full_batch, int 
     shares.push_back(std::max<int64_t>(1, static_cast<int64_t>(std::floor(base * speed / fastest + kRounding))));
   }
   if (config.numerics.reduction == Reduction::kFast) return times(shares, micro);
-  // Where workers begin depends on the batch: the largest one that they can be dealt out of.
+  // Where workers begin depends on the batch: the largest one that can be dealt out without more for anybody.
   const int64_t largest = micro * std::accumulate(shares.begin(), shares.end(), int64_t{0});
   for (int64_t batch = largest; batch >= std::max(micro, config.numerics.workers); batch -= micro) {
     const int64_t unit = share_unit(config, batch);
     const std::vector<int64_t> dealt = deal_shares(batch / unit, speeds);
-    if (all_have_some(dealt)) return times(dealt, unit);
+    bool in_time = all_have_some(dealt);
+    for (size_t replica = 0; replica < shares.size(); ++replica) {
+      in_time = in_time && dealt[replica] * unit <= shares[replica] * micro;
+    }
+    if (in_time) return times(dealt, unit);
   }
   refuse_shares(config, largest, speeds.size());
 }

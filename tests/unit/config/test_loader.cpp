@@ -1,3 +1,5 @@
+#include "config/field.h"
+#include "config/key_table.h"
 #include "load_text.h"
 #include "support/errors.h"
 
@@ -72,6 +74,56 @@ checkpoint: {dir: ''}
   CHECK(config.data.path == "with: colon # and hash");
   CHECK(config.data.split == "1");
   CHECK(config.data.eod_id == 0);
+}
+
+TEST_CASE("lists, maps of lists and sections in sections are read") {
+  const Config config = load_text(R"(
+parallel:
+  tensor: 8
+  nonuniform:
+    failed:
+      - dp0.tp5
+      - "node03.gpu2"
+    speeds: [1.0, 0.8]
+    non_active_ranks_per_dp: {0: [2, 5], "1,0,0": []}
+  spare: 1
+)",
+                                  {"parallel.nonuniform.tensor_widths=[8, 7]", "parallel.nonuniform.batch=shrink"});
+  const NonuniformConfig& nonuniform = config.parallel.nonuniform;
+  CHECK(config.parallel.tensor == 8);
+  CHECK(config.parallel.spare == 1);
+  CHECK(nonuniform.failed == std::vector<std::string>{"dp0.tp5", "node03.gpu2"});
+  CHECK(nonuniform.tensor_widths == std::vector<int>{8, 7});
+  CHECK(nonuniform.speeds == std::vector<double>{1.0, 0.8});
+  CHECK(nonuniform.batch == BatchPolicy::kShrink);
+  CHECK(nonuniform.non_active_ranks_per_dp == IntegerLists{{"0", {2, 5}}, {"1,0,0", {}}});
+  CHECK(contains(config.origin.at("parallel.nonuniform.speeds"), "c.yaml:8"));
+  CHECK(contains(to_yaml(config), "  spare: 1\n  nonuniform:\n    failed: [dp0.tp5, node03.gpu2]\n"));
+}
+
+TEST_CASE("lists and maps that are none are refused") {
+  refuses_argument("parallel.nonuniform.failed=dp0.tp1", "parallel.nonuniform.failed must be a list of texts",
+                   "write failed: [first, second], or [] for none");
+  refuses_argument("parallel.nonuniform.failed=[[dp0.tp1]]", "parallel.nonuniform.failed must be a list", "[first");
+  refuses_argument("parallel.nonuniform.failed={0: [1]}", "parallel.nonuniform.failed must be a list", "[first");
+  refuses_argument("parallel.nonuniform.failed=[~]", "parallel.nonuniform.failed must be a list", "[first");
+  refuses_argument("parallel.nonuniform.failed=", "parallel.nonuniform.failed must be a list", "[] for none");
+  refuses_argument("parallel.nonuniform.tensor_widths=[8, x]",
+                   "parallel.nonuniform.tensor_widths has an item that must be an integer, not x", "whole number");
+  refuses_argument("parallel.nonuniform.tensor_widths=[\"8\"]",
+                   "parallel.nonuniform.tensor_widths has an item that is a quoted string", "write 8");
+  const std::string map = "parallel.nonuniform.non_active_ranks_per_dp";
+  refuses_argument(map + "=[2, 5]", map + " must be a map to lists of integers", "{0: [2, 5]}, or {} for none");
+  refuses_argument(map + "={0: 2}", map + " must be a map", "{0: [2, 5]}");
+  refuses_argument(map + "={0: [1], 0: [2]}", map + " names 0 twice", "keep one");
+  refuses_argument("train.steps=[1]", "train.steps needs a single value, not a list", "write steps: integer");
+  refuses_argument("parallel.nonuniform=3", "parallel.nonuniform is a section", "name a key of it: failed");
+  refuses_argument("parallel.nonuniform.faild=[]", "unknown key parallel.nonuniform.faild",
+                   "did you mean parallel.nonuniform.failed?");
+  refuses_argument("failed=[]", "failed is not a section", "write it as parallel.nonuniform.failed");
+  refuses("parallel:\n  nonuniform: 3\n", {"c.yaml:2: section parallel.nonuniform has no keys"}, {"failed"});
+  refuses("parallel:\n  nonuniform:\n    speed: []\n", {"c.yaml:3: unknown key parallel.nonuniform.speed"},
+          {"did you mean parallel.nonuniform.speeds?"});
 }
 
 TEST_CASE("Windows line ends are read") {
