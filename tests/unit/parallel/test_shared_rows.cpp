@@ -13,6 +13,15 @@ namespace {
 
 constexpr int64_t kUnits = 13;
 
+Weight weight(std::string name, int64_t rows, int64_t cols, std::vector<Parameter> parameters) {
+  Weight w;
+  w.name = std::move(name);
+  w.rows = rows;
+  w.cols = cols;
+  w.parameters = std::move(parameters);
+  return w;
+}
+
 // A norm that all ranks hold, a matrix fused of two by units, and one whose rows are held by two ranks each beyond
 // kUnits / 2 ranks: the kinds that a model has.
 void fill(ParameterTable& table, Communicator* tensor, Communicator* pair) {
@@ -22,9 +31,9 @@ void fill(ParameterTable& table, Communicator* tensor, Communicator* pair) {
   norm.shape = {37};
   norm.runs = {{{0, 37}, 0}};
   norm.replicas = tensor;
-  table.add({.name = "norm", .rows = 37, .cols = 1, .parameters = {norm}});
+  table.add(weight("norm", 37, 1, {norm}));
   norm.name = "norm 2";
-  table.add({.name = "norm 2", .rows = 37, .cols = 1, .parameters = {norm}});
+  table.add(weight("norm 2", 37, 1, {norm}));
 
   Parameter gate, up;
   gate.name = "gate";
@@ -36,7 +45,7 @@ void fill(ParameterTable& table, Communicator* tensor, Communicator* pair) {
     gate.runs.push_back({{3 * unit, 3 * unit + 3}, local});
     up.runs.push_back({{2 * unit, 2 * unit + 2}, local + 3});
   }
-  table.add({.name = "fused", .rows = 5 * units.size(), .cols = 5, .parameters = {gate, up}});
+  table.add(weight("fused", 5 * units.size(), 5, {gate, up}));
 
   Parameter shared;
   shared.name = "shared";
@@ -47,7 +56,7 @@ void fill(ParameterTable& table, Communicator* tensor, Communicator* pair) {
     shared.replicas = pair;
   }
   const int64_t rows = shared.runs.front().global.size();
-  table.add({.name = "shared", .rows = rows, .cols = 7, .parameters = {shared}});
+  table.add(weight("shared", rows, 7, {shared}));
 }
 
 // A replica of four ranks shares rows in pairs, one of one rank has them all.
@@ -98,9 +107,9 @@ float term(const std::string& name, int64_t row, int64_t col) {
 
 void for_each_element(const ParameterTable& table,
                       const std::function<void(const Parameter&, int64_t row, int64_t col, size_t at)>& visit) {
-  table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
+  table.for_each_run([&](const Weight& w, const Parameter& parameter, const RowRun& run, Range elements) {
     for (int64_t i = 0; i < elements.size(); ++i) {
-      visit(parameter, run.global.begin + i / weight.cols, i % weight.cols, static_cast<size_t>(elements.begin + i));
+      visit(parameter, run.global.begin + i / w.cols, i % w.cols, static_cast<size_t>(elements.begin + i));
     }
   });
 }
@@ -119,10 +128,10 @@ TEST_CASE("replicas of unequal widths: every row has one owner, in whole rows") 
       std::vector<int> owned(static_cast<size_t>(table.flat_size()), 0);
       int64_t mine = 0;
       for (const RowOwnership::Piece& piece : ownership.pieces()) {
-        const Weight& weight = table.weight(piece.weight);
+        const Weight& w = table.weight(piece.weight);
         CHECK(piece.bucket == ownership.bucket_of(piece.weight));
-        CHECK((piece.elements.begin - weight.offset) % weight.cols == 0);
-        CHECK(piece.elements.size() % weight.cols == 0);
+        CHECK((piece.elements.begin - w.offset) % w.cols == 0);
+        CHECK(piece.elements.size() % w.cols == 0);
         for (int64_t i = piece.elements.begin; i < piece.elements.end; ++i) ++owned[static_cast<size_t>(i)];
         mine += piece.elements.size();
       }
@@ -191,7 +200,7 @@ TEST_CASE("a row that a replica does not hold is a fault") {
     p.name = "w";
     p.shape = {8, 2};
     p.runs = {{rows, 0}};
-    tables.emplace_back().add({.name = "w", .rows = rows.size(), .cols = 2, .parameters = {p}});
+    tables.emplace_back().add(weight("w", rows.size(), 2, {p}));
     Arena values("values", DeviceType::kMeta, 0), gradients("gradients", DeviceType::kMeta, 0);
     tables.back().allocate(values, gradients, DType::kF32);
     all.push_back(&tables.back());
