@@ -127,6 +127,10 @@ class Ranks:
                 with contextlib.suppress(OSError):  # nobody listens; the job must not wait for that
                     os.write(sys.stderr.fileno(), piece)
 
+    def has_died(self):
+        """A rank has been killed, and the launcher will notice."""
+        return (self.folder / "died").exists()
+
     def running(self):
         return self.process.poll() is None
 
@@ -143,13 +147,14 @@ class Ranks:
         return found
 
     def ask(self):
-        """Lets every wrapper say how its child is; one that is stopped or gone does not."""
+        """Records in which every wrapper says how its child is; one that is stopped or gone does not."""
         (self.folder / "asked").touch()
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and self.running():
             if sum(bool({"answer", "end"} & set(record)) for record in self.records().values()) == self.size:
-                return
+                break
             time.sleep(0.1)
+        return self.records()
 
     def end(self):
         """Afterwards nothing of the job runs on this host; on others the launcher's daemons see to that."""

@@ -90,13 +90,13 @@ class Rank:
                 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
-        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         self.parent = os.getppid()
         try:
-            self.child = subprocess.Popen(command, env=self.environment, preexec_fn=in_child).pid
+            self.process = subprocess.Popen(command, env=self.environment, preexec_fn=in_child)  # kept: its end reaps
         except OSError as error:
             self.write(start=time.time(), end=time.time(), code=127)
             sys.exit(f"launch/supervise: {command[0]}: {error.strerror}")
+        self.child = self.process.pid
         self.write(pid=self.child, pid_start=(process_state(self.child) or ("", 0))[1], start=time.time())
 
     def run(self):
@@ -135,6 +135,8 @@ class Rank:
             self.write(stopped=None)
         elif os.WIFSIGNALED(status):
             self.write(end=time.time(), signal=os.WTERMSIG(status))
+            if "told" not in self.record:
+                open(os.path.join(self.folder, "died"), "w", encoding="utf-8").close()
             return 128 + os.WTERMSIG(status)
         else:
             self.write(end=time.time(), code=os.WEXITSTATUS(status))
@@ -151,6 +153,7 @@ class Rank:
 
 
 def run(folder, command):
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # before anything is written: from then on an end is told
     rank = Rank(folder)
     rank.start(command)
     return rank.run()

@@ -13,6 +13,7 @@ from supervision.layout import Layout, UserError, read_config
 FAILED_CODE, CONFIG_CODE, DATA_CODE, STOPPED_CODE, NOT_STARTED = 1, 2, 3, 75, (126, 127)
 POLL_SECONDS = 0.05
 AGAIN_SECONDS = 5  # a request to stop that came before the ranks could hear it is repeated
+TOGETHER_SECONDS = 0.3  # between deaths that have one cause
 STOP_SECONDS = 600  # that a job may take to save and end
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -78,9 +79,9 @@ class Supervisor:
             self.attempt += 1
             say(f"attempt {self.attempt}: {self.layout}")
             job = Ranks(self.folder(), self.layout, self.lost_gpus, self.chosen_hosts())
-            hung = self.watch(job)
+            hung, evidence = self.watch(job)
             records = job.settled_records()
-            code = self.judge(job, records, hung)
+            code = self.judge(job, evidence or records, hung)
             if code is not None:
                 return code
             if self.received:  # between two attempts
@@ -93,7 +94,7 @@ class Supervisor:
         return [host for host, _ in self.places] if self.hosts_chosen else []
 
     def watch(self, job):
-        """Whether the job hung. It is over on return, whatever happens here."""
+        """Whether the job hung, and the records of before it was ended here, if it was. It is over on return."""
         self.last_line = time.time()
         job.start(["--rank"], [*self.command, *self.layout.arguments(self.arguments)])
         try:
@@ -112,16 +113,20 @@ class Supervisor:
                 say(f"{signal.Signals(self.received[0]).name}: the job is told to {'save and ' * self.saves}end")
             if stopping is not None:
                 if self.must_kill(now - stopping):
-                    return False
+                    return False, None
                 if asked is None or now - asked > AGAIN_SECONDS:
                     job.send(self.stop_signal())
                     asked = now
             if self.options.hang and time.time() - self.last_line > self.options.hang:
                 say(f"no new line in {self.metrics.path} for {self.options.hang:g} s: ending the job")
-                job.ask()
-                return True
+                return True, job.ask()
+            if job.has_died():  # mpirun takes two seconds to end the others
+                time.sleep(TOGETHER_SECONDS)
+                evidence = job.records()
+                job.kill_ranks()
+                return False, evidence
             time.sleep(POLL_SECONDS)
-        return False
+        return False, None
 
     def must_kill(self, waited):
         urgent = [number for number in self.received if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]

@@ -57,10 +57,10 @@ def lost_by_launcher(records, text):
     return deaths
 
 
-def vanished(records, ranks):
-    """No word of their end, although others have ended or were told to."""
-    silent = [rank for rank in range(ranks) if not {"end", "told"} & set(records.get(rank, {}))]
-    return [Death(rank, "vanished") for rank in silent] if len(silent) < ranks else []
+def vanished(records):
+    """Begun, and no word of their end, although others have ended or were told to."""
+    silent = [rank for rank, record in sorted(records.items()) if not {"end", "told"} & set(record)]
+    return [Death(rank, "vanished") for rank in silent] if len(silent) < len(records) else []
 
 
 def awaited(text, training):
@@ -84,6 +84,6 @@ def find_deaths(records, ranks, training, text, hung):
              lambda: lost_by_launcher(records, text),
              lambda: [Death(rank, what) for rank, what in sorted(broken.items()) if rank < ranks],
              lambda: awaited(text, training),
-             lambda: vanished(records, ranks) if records else [])
+             lambda: vanished(records))
     deaths = next((found for found in (kind() for kind in kinds) if found), [])
     return sorted(deaths, key=lambda death: (death.time, death.rank))
