@@ -94,7 +94,7 @@ class Ranks:
 
     def __init__(self, folder, layout, lost_gpus, hosts):
         """hosts: of each rank, or empty for the launcher's own choice."""
-        self.folder, self.size, self.text = pathlib.Path(folder), len(layout.slots()), ""
+        self.folder, self.size = pathlib.Path(folder), len(layout.slots())
         self.folder.mkdir(parents=True)
         plan = {"slots": layout.slots(), "idle": layout.idle(), "lost_gpus": lost_gpus}
         write_json(self.folder / "plan.json", plan)
@@ -184,9 +184,12 @@ class Ranks:
             records = self.records()
             known = sum(bool({"end", "told"} & set(record)) for record in records.values())
             if known in (0, self.size) or time.monotonic() > deadline:
-                self.text = (self.folder / "stderr.txt").read_text(errors="replace")
                 return records
             time.sleep(0.1)
+
+    def said(self):
+        """Standard error of the launcher and all ranks."""
+        return (self.folder / "stderr.txt").read_text(errors="replace")
 
     def code(self):
         """Of the launcher, as a shell has it."""

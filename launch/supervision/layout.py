@@ -42,8 +42,8 @@ def read_config(path, overrides):
     except ImportError:
         missing = [key for key in NEEDED if key not in values]
         if missing:
-            raise UserError(f"without Python's yaml module {path} cannot be read here: install it (python3-yaml), or give "
-                            f"{', '.join(missing)} on the command line, as key=value") from None
+            raise UserError(f"without Python's yaml module {path} cannot be read here: install it (python3-yaml), or "
+                            f"give {', '.join(missing)} on the command line, as key=value") from None
         return {**DEFAULTS, **values}
     try:
         with open(path, encoding="utf-8") as file:
@@ -73,7 +73,7 @@ class Layout:
             if not isinstance(counts[name], int) or isinstance(value, bool):
                 raise UserError(f"parallel.{name} must be an integer, not {value}")
         if counts["data"] < 1 or counts["tensor"] < 1:
-            raise UserError("parallel.tensor and parallel.data must be given as numbers: ranks that die are slots of that grid")
+            raise UserError("parallel.tensor and parallel.data must be numbers: ranks that die are slots of that grid")
         for key in ("parallel.nonuniform.tensor_widths", "parallel.nonuniform.non_active_ranks_per_dp"):
             if config[key]:
                 raise UserError(f"{key} cannot be supervised: say what is lost by {FAILED}")

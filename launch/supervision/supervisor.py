@@ -80,8 +80,7 @@ class Supervisor:
             say(f"attempt {self.attempt}: {self.layout}")
             job = Ranks(self.folder(), self.layout, self.lost_gpus, self.chosen_hosts())
             hung, evidence = self.watch(job)
-            records = job.settled_records()
-            code = self.judge(job, evidence or records, hung)
+            code = self.judge(job, evidence or job.settled_records(), hung)
             if code is not None:
                 return code
             if self.received:  # between two attempts
@@ -162,7 +161,7 @@ class Supervisor:
             return code
         slots = self.layout.slots()
         training = set(range(len(slots))) - set(self.layout.idle())
-        deaths = verdict.find_deaths(records, len(slots), training, job.text, hung)
+        deaths = verdict.find_deaths(records, len(slots), training, job.said(), hung)
         if not deaths and not hung:
             refused = self.refused(code, records)
             if refused is not None:

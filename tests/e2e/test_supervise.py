@@ -1,4 +1,4 @@
-"""launch/supervise: ranks that die at any step cost a restart, and not one bit of the run; what must not be restarted is not."""
+"""launch/supervise: ranks that die at any step cost a restart, and not one bit of the run; errors are not restarted."""
 import json
 import os
 import pathlib
@@ -253,7 +253,8 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in (0, 1)), training={0, 1}), [])
         device = "invar: error: rank 1: cudaEventQuery: uncorrectable ECC error encountered [lib/device]"
         self.assertEqual(self.dead(told, text=device), [1])
-        self.assertEqual(self.dead(told, text="rank 1: x: NCCL: remote process exited or there was a network error"), [])
+        peer = "rank 1: x: NCCL: remote process exited or there was a network error"
+        self.assertEqual(self.dead(told, text=peer), [])
 
     def test_hangs(self):
         answers = [self.record(rank, answer=answer) for rank, answer in enumerate("RTRD")]
@@ -277,10 +278,11 @@ class Rules(unittest.TestCase):
     def test_hosts(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            words, variables = job.on_hosts("mpirun", ["mpirun", "--hostfile", "old", "-x", "A"], ["a", "b", "b"], folder)
+            hosts = ["a", "b", "b"]
+            words, variables = job.on_hosts("mpirun", ["mpirun", "--hostfile", "old", "-x", "A"], hosts, folder)
             self.assertEqual((words, variables), (["mpirun", "-x", "A", "--hostfile", f"{name}/hosts"], {}))
             self.assertEqual((folder / "hosts").read_text(), "a slots=1\nb slots=2\n")
-            words, variables = job.on_hosts("srun", ["srun"], ["a", "b", "b"], folder)
+            words, variables = job.on_hosts("srun", ["srun"], hosts, folder)
             self.assertEqual((words, variables), (["srun", "--distribution=arbitrary"],
                                                   {"SLURM_HOSTFILE": f"{name}/hosts"}))
             self.assertEqual((folder / "hosts").read_text(), "a\nb\nb\n")
