@@ -103,6 +103,7 @@ class Ranks:
         if hosts:
             self.words, self.variables = on_hosts(self.kind, self.words, hosts, self.folder)
         self.process = None
+        self.killed = {}  # rank -> when it was killed here
 
     def start(self, mode, command):
         """mode: of launch/supervise, for a rank."""
@@ -143,6 +144,8 @@ class Ranks:
         found = {}
         for path in self.folder.glob("rank_*.json"):
             record = json.loads(path.read_text())
+            if record["rank"] in self.killed and "end" not in record:
+                record.setdefault("told", self.killed[record["rank"]])
             found[record["rank"]] = record
         return found
 
@@ -174,6 +177,7 @@ class Ranks:
             for name in ("wrapper", "pid") if record["host"] == here else ():
                 state = process_state(record[name]) if name in record else None
                 if state is not None and state[1] == record[f"{name}_start"] and state[0] not in "ZX":
+                    self.killed.setdefault(record["rank"], time.time())
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(record[name], signal.SIGKILL)
 
