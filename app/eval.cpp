@@ -5,6 +5,7 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/rank_device.h"
+#include "app/training_ranks.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/run_directory.h"
 #include "config/resolved.h"
@@ -38,7 +39,8 @@ void refuse_without_use(const std::vector<std::string>& overrides) {
 }
 
 // The saved config without what only a training run has, so that nothing in it is out of place here.
-Config eval_config(const CheckpointReader& reader, const std::vector<std::string>& overrides, int world_size) {
+Config eval_config(const CheckpointReader& reader, const std::vector<std::string>& overrides, int world_size,
+                   std::span<const HostSlot> hosts) {
   refuse_without_use(overrides);
   Config config = load_config_text(reader.info().config, "config of " + reader.folder().string());
   config.checkpoint = {};
@@ -53,31 +55,34 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   apply_overrides(config, overrides);
   if (config.numerics.reduction == Reduction::kFast) config.numerics = {config.numerics.precision, Reduction::kFast};
   if (config.numerics.reduction == Reduction::kInvariant) config.numerics.workers = data_degree(config, world_size);
-  validate(config, world_size);
-  choose_device(config);
+  validate(config, world_size, hosts);
   return config;
 }
 
 }  // namespace
 
 int eval(const EvalArguments& arguments, MpiSession& session) {
-  Communicator& world = session.world();
+  const std::vector<HostSlot> hosts = gather_hosts(session);
+  Communicator& job = session.world();
   std::optional<CheckpointReader> reader;
   std::unique_ptr<TokenSource> source;
   Config config;
-  together(world, [&] {
+  together(job, [&] {
     reader.emplace(find_checkpoint(arguments.path));
-    config = eval_config(*reader, arguments.overrides, world.size());
-    source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
+    config = eval_config(*reader, arguments.overrides, job.size(), hosts);
+    source = make_token_source(config.data, token_request(config, Split::kValidation, job.size()));
   });
+  TrainingRanks ranks(config, session, hosts);
+  if (ranks.idle()) return 0;
+  Communicator& world = ranks.world();
   const int64_t step = reader->info().step;
   const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
   if (least != all_reduce_value(world, step, ReduceOp::kMax)) {
     throw Error(ErrorKind::kData, format("{}: the latest checkpoint changed meanwhile", arguments.path),
                 "try again, or name one checkpoint");
   }
-  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
-  const RankDevice device = open_device(config, session);
+  const Topology topology = ranks.topology();
+  const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);
   TrainState state(config, groups, device.stream,
                    measure_memory(config, topology, world.rank(), device.stream.device()));

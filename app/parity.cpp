@@ -36,7 +36,17 @@ void refuse_fixed_keys(const ParityArguments& arguments) {
   }
 }
 
+void refuse_idle_ranks(const Config& config, int ranks) {
+  const int training = plan_replicas(config, ranks).training_ranks();
+  if (training == ranks) return;
+  throw Error(ErrorKind::kConfig, format("{} of {} ranks would be idle", ranks - training, ranks),
+              "give parity no spare or failed ranks; parallel.nonuniform.tensor_widths cuts the replicas as failures do");
+}
+
 std::string describe(const Config& config, int world) {
+  if (const Topology topology = topology_of(plan_replicas(config, world)); !topology.uniform()) {
+    return format("{} micro-batch {}", topology.describe(config.parallel.sequence), config.train.micro_batch_size);
+  }
   return format("tensor {} sequence {} data {} micro-batch {} recompute {}", config.parallel.tensor,
                 config.parallel.sequence ? "on " : "off", data_degree(config, world), config.train.micro_batch_size,
                 config.train.recompute == RecomputeKind::kFull ? "full" : "none");
@@ -54,7 +64,7 @@ void print_table(const AgreementTable& table) {
 
 AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world,
                        const Stream& stream) {
-  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
+  const Topology topology = topology_of(plan_replicas(config, world.size()));
   return compare_with_reference(reference, config, make_process_groups(world, topology), stream);
 }
 
@@ -115,6 +125,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     apply_overrides(config, arguments.overrides);
     choose_device(config);
     validate(config, ranks);  // before a matrix: its first layout
+    refuse_idle_ranks(config, ranks);
   });
   if (arguments.matrix) return run_matrix(*reference, config);
 
@@ -122,7 +133,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
   if (arguments.thread_ranks > 0) {
     table = run_on_threads(*reference, config, ranks);
   } else {
-    const RankDevice device = open_device(config, session);
+    const RankDevice device = open_device(config, session, world);
     table = compare(*reference, config, *device.world, device.stream);
   }
   if (world.rank() == 0) {

@@ -52,18 +52,19 @@ void print_summary(const Config& config, const Topology& grid) {
   print_line(format("model FLOPs       {:.3e} a step, {:.3e} a token", flops, flops / static_cast<double>(batch * s)));
 }
 
+// As UnitCut counts them.
+int64_t leaves_of(const Config& config) {
+  return config.numerics.reduction == Reduction::kFast ? 0 : config.numerics.leaves;
+}
+
 // Units that a tensor rank holds.
 Range held_units(const Config& config, int64_t units, int tensor_rank) {
-  const int64_t leaves = config.numerics.reduction == Reduction::kFast ? 0 : config.numerics.leaves;
-  return unit_runs(units, leaves, config.parallel.tensor)[static_cast<size_t>(tensor_rank)];
+  return unit_runs(units, leaves_of(config), config.parallel.tensor)[static_cast<size_t>(tensor_rank)];
 }
 
 HeadPartition held_heads(const Config& config, int64_t kv_heads, int tensor_rank) {
-  const int64_t query_heads = config.model.num_attention_heads;
-  if (config.numerics.reduction == Reduction::kFast) {
-    return partition_heads(query_heads, kv_heads, config.parallel.tensor, tensor_rank);
-  }
-  return hold_groups(query_heads, kv_heads, held_units(config, kv_heads, tensor_rank), tensor_rank);
+  return partition_heads(config.model.num_attention_heads, kv_heads, leaves_of(config), config.parallel.tensor,
+                         tensor_rank);
 }
 
 std::string part_of(const Config& config, int tensor_rank) {

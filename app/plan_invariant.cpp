@@ -6,7 +6,7 @@
 #include "config/resolved.h"
 #include "config/suggest.h"
 #include "config/validation.h"
-#include "parallel/reduction_tree.h"
+#include "parallel/head_cut.h"
 #include "train/run_contract.h"
 
 namespace invar::app {
@@ -67,9 +67,9 @@ void print_invariant(const Config& config, const Topology& grid, DeviceType devi
   print_line("numerics contract " + contract_line(config, device));
   print_line(format("  {:<36} {:>6} {:>7}  {}", "sum over", "units", "leaves", "leaves of each rank"));
   for (const SumSite& site : sum_sites(config.model)) {
-    const int64_t leaves = std::min(config.numerics.leaves, site.units);
+    const int64_t leaves = site.leaves(config.numerics.leaves);
     print_line(format("  {:<36} {:>6} {:>7}  {}", site.name, site.units, leaves,
-                      shares(leaves, choose_runs(leaves, grid.tensor))));
+                      shares(leaves, head_leaves(site.units, site.parts, config.numerics.leaves, grid.tensor))));
   }
   print_workers(config, grid.data, batch);
   print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",

@@ -67,8 +67,7 @@ DeviceType choose_device(const Config& config) {
   return DeviceType::kCuda;
 }
 
-RankDevice open_device(const Config& config, MpiSession& session) {
-  Communicator& world = session.world();
+RankDevice open_device(const Config& config, MpiSession& session, Communicator& world) {
   const int threads = threads_per_rank(session.local_size());
   DeviceType device = DeviceType::kCpu;
   together(world, [&] { device = choose_device(config); });

@@ -18,8 +18,8 @@ struct RankDevice {
 };
 
 // The rank's own GPU, which must be its alone, or its share of the host's cores. Throws on all ranks or on none, as
-// together() does. Collective over the session's world.
-RankDevice open_device(const Config& config, MpiSession& session);
+// together() does. Collective over `world`, the ranks of the session that compute.
+RankDevice open_device(const Config& config, MpiSession& session, Communicator& world);
 
 // For one of several ranks that are threads of this process: they share a GPU.
 RankDevice open_thread_device(const Config& config, Communicator& world, int threads);

@@ -124,11 +124,14 @@ class ActivationComparison : public TensorSink {
   ActivationComparison(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
                        Range vocabulary, AgreementTable& table)
       : reference_(reference), config_(config), groups_(groups), vocabulary_(vocabulary), table_(table) {
-    first_sample_ = reference.batch() / groups.data->size() * groups.data->rank() - config.train.micro_batch_size;
-    const bool sliced = config.parallel.sequence;
-    const int64_t copies = sliced ? 1 : groups.tensor->size();
-    for (int64_t i = 0; i < config.model.num_hidden_layers; ++i) expect(format("hidden.{}", i), copies);
-    expect("logits", 1);
+    first_sample_ = groups.topology.samples_of(reference.batch(), groups.data_rank()).begin - config.train.micro_batch_size;
+    int64_t samples = 0;  // as the ranks see them: without sequence parallelism all of a replica see each
+    for (int replica = 0; replica < groups.topology.data; ++replica) {
+      const int64_t own = groups.topology.samples_of(reference.batch(), replica).size();
+      samples += own * (config.parallel.sequence ? 1 : groups.topology.width(replica));
+    }
+    for (int64_t i = 0; i < config.model.num_hidden_layers; ++i) expect(format("hidden.{}", i), samples);
+    expect("logits", reference.batch());
   }
 
   bool wants(std::string_view name) const override { return reference_.expected().contains(std::string(name)); }
@@ -151,11 +154,11 @@ class ActivationComparison : public TensorSink {
   }
 
  private:
-  void expect(const std::string& name, int64_t copies) {
+  void expect(const std::string& name, int64_t samples) {
     const SafetensorsInfo& info = reference_.expected().info(name);
     Agreement& agreement = table_[name == "logits" ? "logits" : "hidden states"];
     agreement.band = band_of(name);
-    agreement.expected_elements += info.rows() * info.cols() * copies;
+    agreement.expected_elements += info.rows() * info.cols() / reference_.batch() * samples;
   }
   double band_of(const std::string& name) const {
     return name == "logits" ? reference_.logits_band() : reference_.hidden_band();
@@ -193,7 +196,7 @@ class BothSinks : public TensorSink {
 };
 
 // The rows that this rank owns, of copies the counted one.
-void compare_gradients(const ReferenceCase& reference, const TrainState& state, int data_rank, AgreementTable& table) {
+void compare_gradients(const ReferenceCase& reference, const TrainState& state, AgreementTable& table) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
       if (!parameter.trained) continue;
@@ -207,8 +210,8 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
     if (!parameter.counted() || !parameter.trained) return;
     const std::vector<float> want = read_run(reference.expected(), "grad." + parameter.name, parameter, run);
     Agreement& agreement = table[gradient_kind(parameter.name)];
-    for (const RowOwnership::Bucket& bucket : state.ownership().buckets()) {
-      const Range own = intersect(elements, bucket.owned(data_rank));
+    for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
+      const Range own = intersect(elements, piece.elements);
       const std::vector<float> got = read_f32(state.stream(), gradients, own);
       for (int64_t i = 0; i < own.size(); ++i) {
         const float expected = want[static_cast<size_t>(own.begin - elements.begin + i)];
@@ -295,9 +298,7 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
     StepHooks hooks;
     if (step == 0) {
       hooks.sink = &sinks;
-      hooks.gradients_complete = [&](const StepResult&) {
-        compare_gradients(reference, state, groups.data->rank(), table);
-      };
+      hooks.gradients_complete = [&](const StepResult&) { compare_gradients(reference, state, table); };
     }
     const StepResult result =
         run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);

@@ -2,6 +2,7 @@
 
 #include "app/commands.h"
 #include "app/rank_device.h"
+#include "app/training_ranks.h"
 #include "checkpoint/run_directory.h"
 #include "config/resolved.h"
 #include "config/validation.h"
@@ -11,18 +12,23 @@
 namespace invar::app {
 
 int train(const TrainArguments& arguments, MpiSession& session) {
-  Communicator& world = session.world();
+  const std::vector<HostSlot> hosts = gather_hosts(session);
   Config config;
+  together(session.world(), [&] {
+    config = load_config(arguments.config, arguments.overrides);
+    validate(config, session.world().size(), hosts);
+  });
+  TrainingRanks ranks(config, session, hosts);
+  if (ranks.idle()) return 0;
+  Communicator& world = ranks.world();
   RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
   together(world, [&] {
-    config = load_config(arguments.config, arguments.overrides);
-    validate(config, world.size());
     choose_device(config);
     const std::string dir = checkpoint_dir(config);
     if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
   });
-  const Topology topology{config.parallel.tensor, data_degree(config, world.size())};
-  const RankDevice device = open_device(config, session);
+  const Topology topology = ranks.topology();
+  const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);
 
   const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
@@ -30,6 +36,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
+    for (const std::string& remark : plan_remarks(config, ranks.plan())) log->warn(remark);
     trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
   });
   Ending ending{};

@@ -126,6 +126,18 @@ void check_all_to_all(const Communicator& group, const Tensor& send, std::span<c
   check.disjoint(send, receive);
 }
 
+void check_exchange(const Communicator& group, std::span<const Message> sends, std::span<const Message> receives) {
+  const Checker check(group, "exchange");
+  const Tensor* first = nullptr;
+  for (const std::span<const Message> messages : {sends, receives}) {
+    for (const Message& message : messages) {
+      check.is_peer(message.peer);
+      if (first == nullptr) first = &message.buffer;
+      check.alike(*first, message.buffer);
+    }
+  }
+}
+
 void check_broadcast(const Communicator& group, const Tensor& buffer, int root) {
   const Checker check(group, "broadcast");
   check.has_memory(buffer);

@@ -22,6 +22,7 @@ void check_reduce_scatter(const Communicator& group, const Tensor& send, const T
                           std::span<const int64_t> counts);
 void check_all_to_all(const Communicator& group, const Tensor& send, std::span<const int64_t> send_counts,
                       const Tensor& receive, std::span<const int64_t> receive_counts);
+void check_exchange(const Communicator& group, std::span<const Message> sends, std::span<const Message> receives);
 void check_broadcast(const Communicator& group, const Tensor& buffer, int root);
 // operation is "send" or "receive".
 void check_point_to_point(const Communicator& group, std::string_view operation, const Tensor& buffer, int peer);

@@ -14,6 +14,12 @@ namespace invar {
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
+// One rank's end of a message.
+struct Message {
+  Tensor buffer;
+  int peer = 0;
+};
+
 // A group of ranks and the collectives among them. Nothing above this folder knows which library moves the bytes.
 //
 // Every rank of the group calls the same collectives in the same order with matching sizes. Tensors are contiguous; an
@@ -56,6 +62,9 @@ class Communicator {
   // not overlap.
   virtual void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts,
                           const Tensor& receive, std::span<const int64_t> receive_counts) = 0;
+  // Any messages among the ranks, all at once and of one dtype, where all_to_all would want them packed: those between
+  // two ranks in the order given. Peers are others. A collective like the rest: a rank without messages calls it too.
+  virtual void exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) = 0;
   virtual void broadcast(const Stream& stream, const Tensor& buffer, int root) = 0;
   // To and from another rank of the group. A send may wait until its message is received.
   virtual void send(const Stream& stream, const Tensor& buffer, int to) = 0;

@@ -51,6 +51,16 @@ void DeviceCommunicator::all_to_all(const Stream& stream, const Tensor& send, st
   move_all_to_all(stream, send, send_counts, receive, receive_counts);
 }
 
+void DeviceCommunicator::exchange(const Stream& stream, std::span<const Message> sends,
+                                  std::span<const Message> receives) {
+  const std::span<const Message> some = sends.empty() ? receives : sends;
+  if (some.empty() || !on_gpu(some.front().buffer)) {
+    return in_host("exchange", 0, [&] { host_->exchange(stream, sends, receives); });
+  }
+  check_exchange(*this, sends, receives);
+  move_exchange(stream, sends, receives);
+}
+
 void DeviceCommunicator::broadcast(const Stream& stream, const Tensor& buffer, int root) {
   if (!on_gpu(buffer)) return in_host("broadcast", buffer.bytes(), [&] { host_->broadcast(stream, buffer, root); });
   check_broadcast(*this, buffer, root);
@@ -116,6 +126,17 @@ class StagedCommunicator final : public DeviceCommunicator {
     const HostCopy from(stream, send), to(receive);
     host().all_to_all(stream, from.tensor(), send_counts, to.tensor(), receive_counts);
     copy_across(stream, to.tensor(), receive);
+  }
+  void move_exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+    std::vector<HostCopy> copies;
+    std::vector<Message> from, to;
+    copies.reserve(sends.size() + receives.size());
+    for (const Message& message : sends) {
+      from.push_back({copies.emplace_back(stream, message.buffer).tensor(), message.peer});
+    }
+    for (const Message& message : receives) to.push_back({copies.emplace_back(message.buffer).tensor(), message.peer});
+    host().exchange(stream, from, to);
+    for (size_t i = 0; i < to.size(); ++i) copy_across(stream, to[i].buffer, receives[i].buffer);
   }
   void move_broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     const HostCopy copy(stream, buffer);

@@ -18,6 +18,7 @@ class DeviceCommunicator : public Communicator {
                       ReduceOp op) final;
   void all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts, const Tensor& receive,
                   std::span<const int64_t> receive_counts) final;
+  void exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) final;
   void broadcast(const Stream& stream, const Tensor& buffer, int root) final;
   void send(const Stream& stream, const Tensor& buffer, int to) final;
   void receive(const Stream& stream, const Tensor& buffer, int from) final;
@@ -40,6 +41,8 @@ class DeviceCommunicator : public Communicator {
                                    std::span<const int64_t> counts, ReduceOp op) = 0;
   virtual void move_all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts,
                                const Tensor& receive, std::span<const int64_t> receive_counts) = 0;
+  virtual void move_exchange(const Stream& stream, std::span<const Message> sends,
+                             std::span<const Message> receives) = 0;
   virtual void move_broadcast(const Stream& stream, const Tensor& buffer, int root) = 0;
   virtual void move_send(const Stream& stream, const Tensor& buffer, int to) = 0;
   virtual void move_receive(const Stream& stream, const Tensor& buffer, int from) = 0;

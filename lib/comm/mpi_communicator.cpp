@@ -152,6 +152,22 @@ class MpiCommunicator final : public Communicator {
     exchange.finish();
   }
 
+  void exchange(const Stream&, std::span<const Message> sends, std::span<const Message> receives) override {
+    check_exchange(*this, sends, receives);
+    if (sends.empty() && receives.empty()) return;
+    const DType dtype = (sends.empty() ? receives : sends).front().buffer.dtype();
+    Exchange exchange(*this, "exchange", dtype);
+    for (const Message& message : receives) {
+      if (!moves_host_bytes(*this, "exchange", message.buffer)) continue;
+      exchange.receive(at(message.buffer, 0), message.buffer.numel(), message.peer);
+    }
+    for (const Message& message : sends) {
+      if (!moves_host_bytes(*this, "exchange", message.buffer)) continue;
+      exchange.send(at(message.buffer, 0), message.buffer.numel(), message.peer);
+    }
+    exchange.finish();
+  }
+
   void broadcast(const Stream&, const Tensor& buffer, int root) override {
     check_broadcast(*this, buffer, root);
     if (!moves_host_bytes(*this, "broadcast", buffer)) return;

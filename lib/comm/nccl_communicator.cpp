@@ -195,6 +195,27 @@ class NcclCommunicator final : public DeviceCommunicator {
     });
   }
 
+  void move_exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+    int64_t bytes = 0;
+    for (const Message& message : sends) bytes += message.buffer.bytes();
+    for (const Message& message : receives) bytes += message.buffer.bytes();
+    enqueue("exchange", stream, bytes, [&](ncclComm_t comm, cudaStream_t queue) {
+      return grouped([&] {
+        for (const Message& message : sends) {
+          const ncclResult_t result = ncclSend(message.buffer.raw(), count_of(message.buffer),
+                                               type_of(message.buffer.dtype()), message.peer, comm, queue);
+          if (result != ncclSuccess && result != ncclInProgress) return result;
+        }
+        for (const Message& message : receives) {
+          const ncclResult_t result = ncclRecv(message.buffer.raw(), count_of(message.buffer),
+                                               type_of(message.buffer.dtype()), message.peer, comm, queue);
+          if (result != ncclSuccess && result != ncclInProgress) return result;
+        }
+        return ncclSuccess;
+      });
+    });
+  }
+
   void move_broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     enqueue("broadcast", stream, buffer.bytes(), [&](ncclComm_t comm, cudaStream_t queue) {
       return ncclBroadcast(buffer.raw(), buffer.raw(), count_of(buffer), type_of(buffer.dtype()), root, comm, queue);

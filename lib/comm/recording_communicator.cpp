@@ -48,6 +48,16 @@ class RecordingCommunicator final : public Communicator {
     record("all_to_all", send.numel() - send_counts[static_cast<size_t>(rank())], send);
   }
 
+  void exchange(const Stream&, std::span<const Message> sends, std::span<const Message> receives) override {
+    check_exchange(*this, sends, receives);
+    int64_t elements = 0;
+    for (const Message& message : sends) {
+      require_meta("exchange", message.buffer);
+      elements += message.buffer.numel();
+    }
+    record("exchange", elements, sends.empty() ? Tensor() : sends.front().buffer);
+  }
+
   // A chain that starts at the root: all but the last pass everything on.
   void broadcast(const Stream&, const Tensor& buffer, int root) override {
     check_broadcast(*this, buffer, root);

@@ -94,6 +94,28 @@ class ThreadCommunicator final : public Communicator {
     group_->finish();
   }
 
+  void exchange(const Stream&, std::span<const Message> sends, std::span<const Message> receives) override {
+    check_exchange(*this, sends, receives);
+    ThreadCall call{.operation = "exchange", .sends = sends, .receives = receives};
+    for (const std::span<const Message> messages : {sends, receives}) {
+      for (const Message& message : messages) {
+        call.dtype = message.buffer.dtype();
+        if (!moves_host_bytes(*this, "exchange", message.buffer)) return;
+      }
+    }
+    group_->meet(*this, call);
+    std::vector<size_t> next(static_cast<size_t>(size()));  // of a peer's sends, that to look at
+    for (const Message& message : receives) {
+      const std::span<const Message> sent = group_->call_of(message.peer).sends;
+      size_t& i = next[static_cast<size_t>(message.peer)];
+      while (sent[i].peer != rank()) ++i;
+      copy_elements(static_cast<std::byte*>(message.buffer.raw()), static_cast<const std::byte*>(sent[i].buffer.raw()),
+                    message.buffer.numel(), message.buffer.dtype());
+      ++i;
+    }
+    group_->finish();
+  }
+
   void broadcast(const Stream&, const Tensor& buffer, int root) override {
     check_broadcast(*this, buffer, root);
     if (!moves_host_bytes(*this, "broadcast", buffer)) return;

@@ -106,13 +106,15 @@ void ThreadGroup::finish() {
 }
 
 std::string ThreadGroup::mismatch() const {
+  const auto is_exchange = [](const ThreadCall& call) { return call.operation == "exchange"; };
+  if (std::ranges::all_of(calls_, is_exchange)) return exchange_mismatch();
   const auto differ = [&](int a, int b) {
     return format("rank {} calls {}, rank {} calls {}{}", a, describe(call_of(a)), b, describe(call_of(b)),
                   describe(call_of(a)) == describe(call_of(b)) ? " with other counts" : "");
   };
   for (int rank = 1; rank < size(); ++rank) {
-    const bool is_exchange = call_of(0).operation == "all_to_all" && call_of(rank).operation == "all_to_all";
-    if (is_exchange ? call_of(0).dtype != call_of(rank).dtype : !fit_together(call_of(0), call_of(rank))) {
+    const bool counts_differ = call_of(0).operation == "all_to_all" && call_of(rank).operation == "all_to_all";
+    if (counts_differ ? call_of(0).dtype != call_of(rank).dtype : !fit_together(call_of(0), call_of(rank))) {
       return differ(0, rank);
     }
   }
@@ -122,6 +124,27 @@ std::string ThreadGroup::mismatch() const {
       const int64_t sent = call_of(from).counts[static_cast<size_t>(to)];
       const int64_t wanted = call_of(to).receive_counts[static_cast<size_t>(from)];
       if (sent != wanted) return format("rank {} sends {} to rank {}, which expects {}", from, sent, to, wanted);
+    }
+  }
+  return "";
+}
+
+std::string ThreadGroup::exchange_mismatch() const {
+  const auto between = [](std::span<const Message> messages, int peer) {
+    std::vector<int64_t> bytes;
+    for (const Message& message : messages) {
+      if (message.peer == peer) bytes.push_back(message.buffer.bytes());
+    }
+    return bytes;
+  };
+  for (int from = 0; from < size(); ++from) {
+    for (int to = 0; to < size(); ++to) {
+      const std::vector<int64_t> sent = between(call_of(from).sends, to);
+      const std::vector<int64_t> wanted = between(call_of(to).receives, from);
+      if (sent != wanted) {
+        return format("rank {} sends {} messages to rank {}, which expects {}, or of other sizes", from, sent.size(),
+                      to, wanted.size());
+      }
     }
   }
   return "";
@@ -154,7 +177,7 @@ void ThreadGroup::form_groups() {
 
 void ThreadGroup::send(const Communicator& self, const Tensor& buffer, int to) {
   std::unique_lock lock(mutex_);
-  Message message{.buffer = buffer};
+  Mail message{.buffer = buffer};
   mail(self.rank(), to) = &message;
   changed_.notify_all();
   try {
@@ -169,10 +192,10 @@ void ThreadGroup::send(const Communicator& self, const Tensor& buffer, int to) {
 
 void ThreadGroup::receive(const Communicator& self, const Tensor& buffer, int from) {
   std::unique_lock lock(mutex_);
-  Message*& slot = mail(from, self.rank());
+  Mail*& slot = mail(from, self.rank());
   wait(
       lock, self, "receive", [&] { return slot != nullptr; }, [&] { return left_[static_cast<size_t>(from)]; });
-  Message& message = *std::exchange(slot, nullptr);
+  Mail& message = *std::exchange(slot, nullptr);
   message.fits = message.buffer.dtype() == buffer.dtype() && message.buffer.numel() == buffer.numel();
   message.taken = true;
   const std::string sent = message.buffer.describe();

@@ -48,6 +48,8 @@ struct ThreadCall {
   std::byte* receive = nullptr;
   std::span<const int64_t> counts{};  // of all_gather, reduce_scatter; to each rank in all_to_all
   std::span<const int64_t> receive_counts{};
+  std::span<const Message> sends{};  // of exchange
+  std::span<const Message> receives{};
   int color = 0;
   int key = 0;
 };
@@ -84,7 +86,7 @@ class ThreadGroup {
   int size() const { return static_cast<int>(calls_.size()); }
 
  private:
-  struct Message {
+  struct Mail {
     const Tensor& buffer;
     bool taken = false;
     bool fits = true;
@@ -97,8 +99,9 @@ class ThreadGroup {
             Gone gone);
   void next_generation();
   std::string mismatch() const;
+  std::string exchange_mismatch() const;
   void form_groups();
-  Message*& mail(int from, int to) { return mail_[static_cast<size_t>(from * size() + to)]; }
+  Mail*& mail(int from, int to) { return mail_[static_cast<size_t>(from * size() + to)]; }
 
   std::shared_ptr<ThreadJob> job_;
   std::mutex mutex_;
@@ -109,7 +112,7 @@ class ThreadGroup {
   std::string mismatch_;
   std::vector<Seat> seats_;
   std::vector<bool> left_;
-  std::vector<Message*> mail_;  // (size, size): from, to
+  std::vector<Mail*> mail_;  // (size, size): from, to
 };
 
 }  // namespace invar

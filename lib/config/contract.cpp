@@ -21,11 +21,22 @@ std::pair<std::string, std::string> next_line(std::string_view& text) {
 
 }  // namespace
 
+int64_t SumSite::runs(int64_t wanted) const {
+  return head_runs(parts, units, wanted);
+}
+
+int64_t SumSite::leaves(int64_t wanted) const {
+  return std::min(wanted, units) * runs(wanted);
+}
+
 std::vector<SumSite> sum_sites(const ModelConfig& model) {
-  std::vector<SumSite> sites = {{"key and value heads", "model.num_key_value_heads", model.num_key_value_heads, false}};
+  const auto heads = [&](const char* name, const char* key, int64_t kv_heads) {
+    return SumSite{name, key, kv_heads, false, model.num_attention_heads / kv_heads};
+  };
+  std::vector<SumSite> sites = {heads("key and value heads", "model.num_key_value_heads", model.num_key_value_heads)};
   if (model.num_global_key_value_heads > 0) {
-    sites.push_back({"key and value heads of full layers", "model.num_global_key_value_heads",
-                     model.num_global_key_value_heads, false});
+    sites.push_back(heads("key and value heads of full layers", "model.num_global_key_value_heads",
+                          model.num_global_key_value_heads));
   }
   sites.push_back({"FFN blocks", "model.intermediate_size", ffn_blocks(model.intermediate_size), false});
   if (const int64_t last = layer_intermediate_size(model, model.num_hidden_layers - 1);
@@ -41,9 +52,10 @@ std::vector<SumSite> sum_sites(const ModelConfig& model) {
 }
 
 std::string NumericsContract::text() const {
-  return format(
-      "version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n", version,
-      word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
+  const std::string lines =
+      format("version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n",
+             version, word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
+  return head_runs == 1 ? lines : lines + format("head_runs {}\n", head_runs);
 }
 
 std::string NumericsContract::hash() const {
@@ -73,6 +85,9 @@ NumericsContract numerics_contract(const Config& config, std::string arithmetic)
   contract.workers = config.numerics.workers;
   contract.token_block = token_block_of(config.train.sequence_length);
   contract.head_chunk_tokens = head_chunk_tokens_of(config.train.sequence_length, config.model.vocab_size);
+  for (const SumSite& site : sum_sites(config.model)) {
+    contract.head_runs = std::max(contract.head_runs, site.runs(contract.leaves));
+  }
   return contract;
 }
 
@@ -86,9 +101,13 @@ int64_t head_chunk_tokens_of(int64_t sequence_length, int64_t vocab_size) {
   return std::max<int64_t>(tokens, 1);
 }
 
+Range workers_within(Range samples, int64_t workers, int64_t batch) {
+  return {ceil_div(samples.begin * workers, batch), ceil_div(samples.end * workers, batch)};
+}
+
 Range workers_of(int64_t data_rank, int64_t data, int64_t workers, int64_t batch) {
-  const auto worker_from = [&](int64_t rank) { return ceil_div(first_sample(rank, data, batch) * workers, batch); };
-  return {worker_from(data_rank), worker_from(data_rank + 1)};
+  return workers_within({first_sample(data_rank, data, batch), first_sample(data_rank + 1, data, batch)}, workers,
+                        batch);
 }
 
 bool begins_with_workers(int64_t data, int64_t workers, int64_t batch) {

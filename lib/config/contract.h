@@ -18,6 +18,11 @@ struct SumSite {
   std::string key;             // the model's key that fixes the units
   int64_t units = 0;           // of the whole model
   bool may_be_uneven = false;  // ranks may hold unequal runs of units without parallel.uneven
+  int64_t parts = 1;           // query heads of a unit: runs of them are leaves where units are too few
+
+  // Runs of a unit that are leaves, and leaves in all, with that many of numerics.leaves.
+  int64_t runs(int64_t wanted) const;
+  int64_t leaves(int64_t wanted) const;
 };
 // Of every kind of layer of a valid model, in a fixed order.
 std::vector<SumSite> sum_sites(const ModelConfig& model);
@@ -36,15 +41,18 @@ struct NumericsContract {
   Precision precision = Precision::kBF16;
   std::string arithmetic;  // of matrix products, and where: "fma-chain" on CPUs, "fma-chain-sm90", "mma-k16-sm90"
   // A sum over a site is the fixed tree (parallel/reduction_tree.h) of min(leaves, units) leaves: runs of units as even
-  // as can be, the longer ones first. A rank holds whole leaves.
+  // as can be, the longer ones first. A rank holds whole leaves. Of KV heads there may be more: see head_runs.
   int64_t leaves = 0;
   // Worker w of W adds the samples [w B / W, (w + 1) B / W) of the global batch B one after another; a tree adds the
   // workers.
   int64_t workers = 0;
   int64_t token_block = 0;        // tokens of a block; divides the sequence length
   int64_t head_chunk_tokens = 0;  // tokens of a sample whose logits exist at a time; divides the sequence length
+  // Runs into which the query heads of a KV head are cut (config/units.h), in the layers where they are most. From two
+  // on each run is a leaf: of the sums over heads, where the KV head itself is one more, and of its gradient.
+  int64_t head_runs = 1;
 
-  // A line "key value" per field, in the order above.
+  // A line "key value" per field, in the order above; none for head_runs if it is 1.
   std::string text() const;
   // Of the text; 16 lower-case hex digits.
   std::string hash() const;
@@ -72,7 +80,9 @@ constexpr int64_t first_sample(int64_t worker, int64_t workers, int64_t batch) {
   return worker * batch / workers;
 }
 
-// Workers that begin in the batch / data samples of a data rank.
+// Workers that begin in these samples.
+Range workers_within(Range samples, int64_t workers, int64_t batch);
+// Those of the batch / data samples of a data rank.
 Range workers_of(int64_t data_rank, int64_t data, int64_t workers, int64_t batch);
 
 // Whether the samples of each of `data` ranks begin with a worker, so that each holds whole ones.

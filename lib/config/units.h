@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/integer.h"
@@ -13,6 +14,12 @@ namespace invar {
 constexpr int64_t run_begin(int64_t units, int64_t parts, int64_t part) {
   const int64_t longer = units % parts;
   return part * (units / parts) + (part < longer ? part : longer);
+}
+
+// In fixed order with that many leaves: runs into which the query heads of each KV head are cut, as even as can be. One
+// if the KV heads alone are leaves enough, else as many as it takes, at most one for each query head.
+constexpr int64_t head_runs(int64_t heads_per_group, int64_t kv_heads, int64_t leaves) {
+  return leaves <= kv_heads ? 1 : std::min(heads_per_group, ceil_div(leaves, kv_heads));
 }
 
 // A unit of the vocabulary, in rows of the embedding and the head.

@@ -64,22 +64,39 @@ Misfit per_layer_input_misfit(const ModelConfig& model, int64_t tensor, bool une
                  per_layer_block_width(width))};
 }
 
+// Whether ranks can hold equal shares of units in whole leaves.
+bool share_equally(int64_t units, int64_t leaves, int64_t ranks) {
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    if (run_begin(units, leaves, run_begin(leaves, ranks, rank)) * ranks != rank * units) return false;
+  }
+  return true;
+}
+
+Misfit site_misfit(const SumSite& site, int64_t numerics_leaves, int64_t tensor, bool uneven) {
+  if (tensor > site.units * site.parts) {
+    if (site.parts > 1) return {"model.num_attention_heads", format("exceeds {} query heads", site.units * site.parts)};
+    return {site.key, format("exceeds {} {}, of which a rank holds whole ones with numerics.reduction: invariant",
+                             site.units, site.name)};
+  }
+  const int64_t leaves = site.leaves(numerics_leaves);
+  if (tensor > leaves) return {"numerics.leaves", format("exceeds {} leaves, which ranks hold whole", leaves)};
+  if (uneven || site.may_be_uneven) return {};
+  if (tensor <= site.units) {
+    const int64_t whole = std::min(numerics_leaves, site.units);
+    if (share_equally(site.units, whole, tensor)) return {};
+    return {site.key, format("does not divide {} leaves of {} {} equally", whole, site.units, site.name)};
+  }
+  if (tensor % site.units != 0) return {site.key, format("is no multiple of {} {}", site.units, site.name)};
+  if (share_equally(site.parts, site.runs(numerics_leaves), tensor / site.units)) return {};
+  return {"model.num_attention_heads",
+          format("does not divide {} leaves of {} query heads equally", leaves, site.units * site.parts)};
+}
+
 // With invariant numerics ranks hold whole leaves.
 Misfit leaf_misfit(const Config& config, int64_t tensor, bool uneven) {
   for (const SumSite& site : sum_sites(config.model)) {
-    const int64_t leaves = std::min(config.numerics.leaves, site.units);
-    if (tensor > site.units) {
-      return {site.key, format("exceeds {} {}, of which a rank holds whole ones with numerics.reduction: invariant",
-                               site.units, site.name)};
-    }
-    if (tensor > leaves) return {"numerics.leaves", format("exceeds {} leaves, which ranks hold whole", leaves)};
-    if (uneven || site.may_be_uneven) continue;
-    for (int64_t rank = 0; rank < tensor; ++rank) {
-      const int64_t unit = run_begin(site.units, leaves, run_begin(leaves, tensor, rank));
-      if (unit * tensor != rank * site.units) {
-        return {site.key, format("does not divide {} leaves of {} {} equally", leaves, site.units, site.name)};
-      }
-    }
+    Misfit misfit = site_misfit(site, config.numerics.leaves, tensor, uneven);
+    if (!misfit.key.empty()) return misfit;
   }
   return {};
 }

@@ -21,13 +21,12 @@ void find_document_starts(std::span<const int32_t> tokens, int32_t eod_id, std::
 
 void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
                       Batch& batch, const DocumentRules& documents) {
-  const auto& [global_batch, micro_batch, dp_rank, dp_size, micro_step, first_sample] = geometry;
-  INVAR_CHECK(micro_batch > 0 && dp_size > 0 && global_batch % (micro_batch * dp_size) == 0,
-              "global batch {} with micro-batch {} and {} data-parallel ranks", global_batch, micro_batch, dp_size);
-  const int64_t per_rank = global_batch / dp_size;
-  INVAR_CHECK(dp_rank >= 0 && dp_rank < dp_size && micro_step >= 0 && micro_step < per_rank / micro_batch,
-              "data-parallel rank {} of {}, micro-step {}", dp_rank, dp_size, micro_step);
-  const int64_t first = first_sample + step * global_batch + dp_rank * per_rank + micro_step * micro_batch;
+  const auto& [global_batch, micro_batch, own, micro_step, first_sample] = geometry;
+  INVAR_CHECK(micro_batch > 0 && own.begin >= 0 && own.end <= global_batch && own.size() % micro_batch == 0,
+              "samples [{}, {}) of {} in micro-batches of {}", own.begin, own.end, global_batch, micro_batch);
+  INVAR_CHECK(micro_step >= 0 && micro_step < own.size() / micro_batch, "micro-step {} of {}", micro_step,
+              own.size() / micro_batch);
+  const int64_t first = first_sample + step * global_batch + own.begin + micro_step * micro_batch;
 
   const int64_t sequence_length = source.sequence_length();
   std::vector<int32_t> sample(static_cast<size_t>(sequence_length) + 1);

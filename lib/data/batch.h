@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/range.h"
 #include "data/sampler.h"
 #include "data/token_source.h"
 
@@ -24,18 +25,17 @@ struct DocumentRules {
   bool reset_at_eod = false;   // fills document_starts
 };
 
-// Which part of the global batch: each data-parallel rank owns a contiguous range of global_batch / dp_size samples and
-// works through it in micro-batches. global_batch must be a multiple of micro_batch · dp_size.
+// Which part of the global batch: each data-parallel rank owns a contiguous range of samples and works through it in
+// micro-batches, of which it must be a multiple.
 struct BatchGeometry {
   int64_t global_batch = 0;  // samples
   int64_t micro_batch = 0;   // samples
-  int64_t dp_rank = 0;
-  int64_t dp_size = 1;
+  Range own;                 // samples of the global batch
   int64_t micro_step = 0;
   int64_t first_sample = 0;  // global position of the first sample of step 0; not 0 after a change of the batch size
 };
 
-// step counts from 0. Samples and their order within the global batch depend on neither micro_batch nor dp_size.
+// step counts from 0. Samples and their order within the global batch do not depend on how it is divided.
 void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t step, const BatchGeometry& geometry,
                       Batch& batch, const DocumentRules& documents = {});
 

@@ -1,7 +1,10 @@
 #include "layers/self_attention.h"
 
+#include <numeric>
+
 #include "layers/rms_norm.h"
 #include "ops/elementwise.h"
+#include "parallel/tree_collectives.h"
 
 namespace invar {
 namespace {
@@ -11,17 +14,10 @@ int64_t raw_kv_heads(const AttentionSpec& spec) {
   return spec.borrows ? 0 : (spec.values_from_keys ? 1 : 2);
 }
 
-// In fixed order a rank holds whole KV groups.
-HeadPartition hold_heads(const ParameterTable& table, const AttentionSpec& spec, const UnitCut& groups,
-                         const Communicator& tensor) {
-  if (!table.fixed_order()) return partition_heads(spec.query_heads, spec.kv_heads, tensor.size(), tensor.rank());
-  return hold_groups(spec.query_heads, spec.kv_heads, groups.mine(), tensor.rank());
-}
-
 // Rows per KV group of this rank: [q heads of the group, k, v], without what the layer has not.
-WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const HeadPartition& heads,
-                 const UnitCut& groups) {
+WeightId add_qkv(ParameterTable& table, Communicator* replicas, const AttentionSpec& spec, const HeadCut& cut) {
   const int64_t d = spec.head_dim;
+  const HeadPartition& heads = cut.mine();
   const int64_t group_rows = (heads.heads_per_group + raw_kv_heads(spec)) * d;
   Parameter q;
   q.name = spec.prefix + "q_proj.weight";
@@ -29,8 +25,9 @@ WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const Attention
   Parameter k;
   k.name = spec.prefix + "k_proj.weight";
   k.shape = {spec.kv_heads * d, spec.hidden_size};
-  k.replicas = replicas.kv_heads(spec.query_heads, spec.kv_heads);
-  k.partial_gradient = k.replicas != nullptr;  // each copy serves its own query heads
+  k.replicas = replicas;
+  // Each copy serves its own query heads; in fixed order their sum comes before the product.
+  k.partial_gradient = replicas != nullptr && !table.fixed_order();
   Parameter v = k;
   v.name = spec.prefix + "v_proj.weight";
   for (int64_t group = 0; group < heads.kv_heads.size(); ++group) {
@@ -46,14 +43,15 @@ WeightId add_qkv(ParameterTable& table, ReplicaGroups& replicas, const Attention
   weight.rows = heads.kv_heads.size() * group_rows;
   weight.cols = spec.hidden_size;
   weight.parameters = {std::move(q)};
-  weight.leaves = groups.leaf_cut(group_rows);
+  weight.leaves = cut.leaf_cut(d, raw_kv_heads(spec));
   if (!spec.borrows) weight.parameters.push_back(std::move(k));
   if (!spec.borrows && !spec.values_from_keys) weight.parameters.push_back(std::move(v));
   return table.add(std::move(weight));
 }
 
-WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPartition& heads, const UnitCut& groups) {
+WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadCut& cut) {
   const int64_t d = spec.head_dim;
+  const HeadPartition& heads = cut.mine();
   Parameter o;
   o.name = spec.prefix + "o_proj.weight";
   o.shape = {spec.hidden_size, spec.query_heads * d};
@@ -63,9 +61,35 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPar
   weight.name = o.name;
   weight.rows = heads.query_heads.size() * d;
   weight.cols = spec.hidden_size;
-  weight.leaves = groups.leaf_cut(heads.heads_per_group * d);
+  weight.leaves = cut.leaf_cut(d, 0);
   weight.parameters = {std::move(o)};
   return table.add(std::move(weight));
+}
+
+// out (T, C) = the sum of what write(run, term) gives for the runs of all ranks that hold the group (null: this one
+// alone). Terms are rounded to out's dtype, and so is their sum.
+void sum_over_runs(const LayerContext& ctx, const LeafCut& cut, Communicator* ranks,
+                   const std::function<void(Range run, const Tensor& term)>& write, const Tensor& out) {
+  const ArenaScope scope(ctx.scratch);
+  const Tensor term = ctx.scratch.allocate("term of a run", out.dtype(), {out.dim(0), out.dim(1)});
+  const Tensor flat = term.view({term.numel()});
+  std::vector<Tensor> nodes;
+  for (int buffer = 0; buffer < cut.program.buffers; ++buffer) {
+    nodes.push_back(ctx.scratch.allocate("sum over runs", DType::kF32, {term.numel()}));
+  }
+  size_t run = 0;
+  for (LeafSum sum(cut.program, nodes); !sum.finished(); sum.leaf_done(ctx.stream)) {
+    write(cut.rows[run++], term);
+    if (sum.accumulate()) {
+      ops::add(ctx.stream, sum.target(), flat, sum.target());
+    } else {
+      ops::copy(ctx.stream, flat, sum.target());
+    }
+  }
+  nodes.resize(cut.program.nodes.size());
+  const Tensor root = out.view({out.numel()});
+  if (ranks == nullptr) return ops::copy(ctx.stream, nodes.front(), root);
+  tree_all_reduce(ctx.stream, *ranks, cut.plan, nodes, root, ctx.scratch);
 }
 
 }  // namespace
@@ -73,11 +97,13 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadPar
 SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec,
                              const ops::RopeTable& rope)
     : spec_(spec),
-      groups_(table.cut(spec.kv_heads, *replicas.tensor())),
-      heads_(hold_heads(table, spec, groups_, *replicas.tensor())),
+      cut_(table.cut_heads(spec.query_heads, spec.kv_heads, *replicas.tensor())),
+      heads_(cut_.mine()),
+      runs_(cut_.runs()),
+      kv_replicas_(replicas.kv_heads(spec.query_heads, spec.kv_heads)),
       rope_(rope),
-      qkv_(add_qkv(table, replicas, spec, heads_, groups_)),
-      out_(add_out(table, spec, heads_, groups_)),
+      qkv_(add_qkv(table, kv_replicas_, spec, cut_)),
+      out_(add_out(table, spec, cut_)),
       // Every rank sees its own heads only, with or without sequence parallelism.
       q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)) {
   INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
@@ -106,6 +132,20 @@ ops::HeadView SelfAttention::raw(const Tensor& qkv, Kind kind) const {
   return {qkv, groups, 1, d, group_rows(), (heads_.heads_per_group + (second ? 1 : 0)) * d};
 }
 
+// Of the held query heads of each group.
+ops::HeadView SelfAttention::of_run(ops::HeadView view, Range run) {
+  view.heads_per_group = run.size();
+  view.offset += run.begin * view.head_dim;
+  return view;
+}
+
+// (T, heads of the run): their statistics lie side by side.
+Tensor SelfAttention::lse_of_run(const Tensor& lse, Range run) const {
+  const int64_t per_head = lse.dim(0) * heads_.kv_heads.size();
+  const Tensor part = lse.view({lse.numel()}).rows(run.begin * per_head, run.end * per_head);
+  return part.view({lse.dim(0), heads_.kv_heads.size() * run.size()});
+}
+
 // (T, Hq·D): the query heads alone.
 ops::HeadView SelfAttention::per_head(const Tensor& out) const {
   const int64_t group_width = heads_.heads_per_group * spec_.head_dim;
@@ -115,7 +155,7 @@ ops::HeadView SelfAttention::per_head(const Tensor& out) const {
 ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
   const int64_t d = spec_.head_dim;
   const int64_t groups = heads_.kv_heads.size();
-  return {kv, groups, 1, d, kv_width() / groups, kind == Kind::kValue ? d : 0};
+  return {kv, groups, 1, d, kv.dim(1) / groups, kind == Kind::kValue ? d : 0};
 }
 
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
@@ -155,7 +195,8 @@ std::string SelfAttention::explain(const LayerContext& ctx) const {
   const auto without_memory = [&](int64_t width) {
     return Tensor(nullptr, ctx.activation, ctx.stream.device(), {tokens, width});
   };
-  return ops::explain_attention(ctx.stream.device(), params(ctx), per_head(without_memory(query_width())),
+  return ops::explain_attention(ctx.stream.device(), params(ctx),
+                                of_run(per_head(without_memory(query_width())), runs_.front()),
                                 final_kv(without_memory(kv_width()), Kind::kKey));
 }
 
@@ -168,8 +209,12 @@ Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const Sh
   {
     const ArenaScope scope(ctx.scratch);
     const Heads heads = prepare(ctx, saved.qkv, shared);
-    ops::choose_attention(ctx.stream.device(), params(ctx), heads.q, heads.k)
-        .forward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse);
+    for (const Range& run : runs_) {
+      const ops::HeadView q = of_run(heads.q, run);
+      ops::choose_attention(ctx.stream.device(), params(ctx), q, heads.k)
+          .forward(ctx.stream, params(ctx), q, heads.k, heads.v, of_run(per_head(saved.out), run),
+                   lse_of_run(saved.lse, run));
+    }
   }
   return out_.forward(ctx, saved.out);
 }
@@ -185,16 +230,11 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
         ctx, [&] { return saved.out; }, d_y, d_out);
 
     const Heads heads = prepare(ctx, saved.qkv, shared);
-    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, heads_.query_heads.size()});
     // Query heads side by side, as attention wants them, and not yet among those of d_qkv.
     const auto d_q = per_head(ctx.scratch.allocate("d_q", ctx.activation, {tokens, query_width()}));
-    const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, kv_width()});
-    const auto d_v = spec_.normed_values ? final_kv(d_kv, Kind::kValue) : raw(d_qkv, Kind::kValue);
-    ops::choose_attention(ctx.stream.device(), params(ctx), heads.q, heads.k)
-        .backward(ctx.stream, params(ctx), heads.q, heads.k, heads.v, per_head(saved.out), saved.lse, per_head(d_out),
-                  delta, d_q, final_kv(d_kv, Kind::kKey), d_v);
+    const Tensor d_kv = attention_backward(ctx, heads, saved, per_head(d_out), d_q, raw(d_qkv, Kind::kValue));
 
-    head_norm_backward(ctx, q_norm_, d_q, raw(saved.qkv, Kind::kQuery), raw(d_qkv, Kind::kQuery));
+    head_norm_backward(ctx, Kind::kQuery, d_q, saved.qkv, d_qkv);
     if (shared != nullptr) ops::add(ctx.stream, shared->d_kv, d_kv, shared->d_kv);
     if (!spec_.borrows) {
       if (shared != nullptr) ops::copy(ctx.stream, shared->d_kv, d_kv);
@@ -204,31 +244,62 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
   return qkv_.backward(ctx, x, d_qkv);
 }
 
+// Returns d_kv (T, C): per KV head the gradient of k and, if values are normed, that of v, which else goes to d_v.
+Tensor SelfAttention::attention_backward(const LayerContext& ctx, const Heads& heads, const Saved& saved,
+                                         const ops::HeadView& d_out, const ops::HeadView& d_q,
+                                         const ops::HeadView& d_v) const {
+  const int64_t tokens = ctx.region.tokens();
+  const auto run_backward = [&](Range run, const ops::HeadView& d_k_of_run, const ops::HeadView& d_v_of_run) {
+    const ArenaScope scope(ctx.scratch);
+    const Tensor lse = lse_of_run(saved.lse, run);
+    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, lse.dim(1)});
+    const ops::HeadView q = of_run(heads.q, run);
+    ops::choose_attention(ctx.stream.device(), params(ctx), q, heads.k)
+        .backward(ctx.stream, params(ctx), q, heads.k, heads.v, of_run(per_head(saved.out), run), lse,
+                  of_run(d_out, run), delta, of_run(d_q, run), d_k_of_run, d_v_of_run);
+  };
+  const LeafCut* const sum = cut_.run_sum();
+  const bool side_by_side = spec_.normed_values || sum != nullptr;
+  const int64_t width = heads_.kv_heads.size() * (side_by_side ? 2 : 1) * spec_.head_dim;
+  const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, width});
+  const auto write = [&](Range run, const Tensor& to) {
+    run_backward(run, final_kv(to, Kind::kKey), side_by_side ? final_kv(to, Kind::kValue) : d_v);
+  };
+  if (sum == nullptr) {
+    write(runs_.front(), d_kv);
+    return d_kv;
+  }
+  sum_over_runs(ctx, *sum, kv_replicas_, write, d_kv);
+  if (!spec_.normed_values) ops::copy_heads(ctx.stream, final_kv(d_kv, Kind::kValue), d_v);
+  return d_kv;
+}
+
 // In fixed order the terms of a sample are added by head, then over all heads of the model.
-void SelfAttention::head_norm_backward(const LayerContext& ctx, WeightId weight, const ops::HeadView& d_out,
-                                       const ops::HeadView& in, const ops::HeadView& d_in) const {
+void SelfAttention::head_norm_backward(const LayerContext& ctx, Kind kind, const ops::HeadView& d_out,
+                                       const Tensor& qkv, const Tensor& d_qkv) const {
   const ArenaScope scope(ctx.scratch);
+  const WeightId weight = kind == Kind::kQuery ? q_norm_ : *k_norm_;
   const ops::HeadNormRope norm = head_norm(ctx, ctx.weights.acquire_backward(weight));
   const Range all_tokens{0, ctx.region.tokens()};
   const auto run = [&](const Tensor& d_weight) {
-    ops::head_norm_rope_backward(ctx.stream, norm, d_out, in, ops::Write::kSet, d_in, d_weight);
+    ops::head_norm_rope_backward(ctx.stream, norm, d_out, raw(qkv, kind), ops::Write::kSet, raw(d_qkv, kind), d_weight);
   };
   if (ctx.region.token_block() == 0) {
     ctx.weights.accumulate(ctx.stream, weight, all_tokens, [&](Range, const Tensor& into) { run(into); });
   } else {
     const int64_t samples = ctx.region.tokens() / ctx.sequence_length;
     const int64_t d = spec_.head_dim;
-    const int64_t heads_per_group = in.heads() / groups_.mine().size();
-    const Tensor own = ctx.scratch.allocate("sums by head", DType::kF32, {in.heads(), samples, d});
+    const Tensor own = ctx.scratch.allocate("sums by head", DType::kF32, {d_out.heads(), samples, d});
     ops::zero(ctx.stream, own);
     run(own);
-    std::vector<int64_t> counts;
-    for (const Range& groups : groups_.runs()) counts.push_back(groups.size() * heads_per_group * samples * d);
-    const int64_t heads = groups_.runs().back().end * heads_per_group;
-    Tensor all = own.view({in.heads(), samples * d});
-    if (ctx.region.group().size() > 1) {
-      all = ctx.scratch.allocate("sums of all heads", DType::kF32, {heads, samples * d});
-      ctx.region.group().all_gather(ctx.stream, own, all, counts);
+    std::vector<int64_t> heads = kind == Kind::kQuery ? cut_.query_heads_of_ranks() : cut_.kv_heads_of_ranks();
+    const int64_t all_heads = std::reduce(heads.begin(), heads.end());
+    Tensor all = own.view({d_out.heads(), samples * d});
+    if (Communicator& group = ctx.region.group(); group.size() > 1) {
+      const int64_t counted = heads[static_cast<size_t>(group.rank())];
+      for (int64_t& count : heads) count *= samples * d;
+      all = ctx.scratch.allocate("sums of all heads", DType::kF32, {all_heads, samples * d});
+      group.all_gather(ctx.stream, own.rows(0, counted), all, heads);
     }
     const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples * d});
     ops::zero(ctx.stream, by_sample);
@@ -241,7 +312,7 @@ void SelfAttention::head_norm_backward(const LayerContext& ctx, WeightId weight,
 // From the gradients of the final keys and values to those of their raw heads in d_qkv.
 void SelfAttention::key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv,
                                        const Tensor& d_qkv) const {
-  head_norm_backward(ctx, *k_norm_, final_kv(d_kv, Kind::kKey), raw(qkv, Kind::kKey), raw(d_qkv, Kind::kKey));
+  head_norm_backward(ctx, Kind::kKey, final_kv(d_kv, Kind::kKey), qkv, d_qkv);
   if (!spec_.normed_values) return;  // theirs is there already
   // Values that are the raw keys add to what the keys have left.
   const auto write = spec_.values_from_keys ? ops::Write::kAdd : ops::Write::kSet;

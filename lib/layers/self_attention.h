@@ -5,8 +5,8 @@
 #include "layers/linear.h"
 #include "ops/attention.h"
 #include "ops/norm.h"
+#include "parallel/head_cut.h"
 #include "parallel/replica_groups.h"
-#include "parallel/unit_partition.h"
 
 namespace invar {
 
@@ -30,14 +30,17 @@ struct SharedKv {
   Tensor d_kv;  // f32, the same shape
 };
 
-// Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition).
+// Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition). Where runs of a
+// group's query heads are leaves (HeadCut), attention is computed a run at a time, and what the runs add to the
+// gradients of keys and values is summed over the ranks that hold these; on each of them all else that concerns keys
+// and values is the same.
 class SelfAttention {
  public:
   // What backward needs; the projections are kept raw, their normed and rotated forms are computed again.
   struct Saved {
     Tensor qkv;  // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
     Tensor out;  // (T, Hq·D of this rank)
-    Tensor lse;  // f32 (T, Hq of this rank)
+    Tensor lse;  // f32 (T, Hq of this rank), the values of each run of heads together
   };
 
   SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const ops::RopeTable& rope);
@@ -67,18 +70,24 @@ class SelfAttention {
   int64_t query_width() const { return heads_.query_heads.size() * spec_.head_dim; }
   ops::HeadView raw(const Tensor& qkv, Kind kind) const;
   ops::HeadView per_head(const Tensor& out) const;
+  static ops::HeadView of_run(ops::HeadView view, Range run);
+  Tensor lse_of_run(const Tensor& lse, Range run) const;
   ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;
   ops::HeadNormRope head_norm(const LayerContext& ctx, const Tensor& weight) const;
   ops::HeadNormRope value_norm() const;
   Heads prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const;
-  void head_norm_backward(const LayerContext& ctx, WeightId weight, const ops::HeadView& d_out, const ops::HeadView& in,
-                          const ops::HeadView& d_in) const;
+  Tensor attention_backward(const LayerContext& ctx, const Heads& heads, const Saved& saved, const ops::HeadView& d_out,
+                            const ops::HeadView& d_q, const ops::HeadView& d_v) const;
+  void head_norm_backward(const LayerContext& ctx, Kind kind, const ops::HeadView& d_out, const Tensor& qkv,
+                          const Tensor& d_qkv) const;
   void key_value_backward(const LayerContext& ctx, const Tensor& qkv, const Tensor& d_kv, const Tensor& d_qkv) const;
 
   AttentionSpec spec_;
-  UnitCut groups_;  // KV heads with their query heads
+  HeadCut cut_;
   HeadPartition heads_;
+  std::vector<Range> runs_;    // of query heads, in each held group
+  Communicator* kv_replicas_;  // ranks with copies of the KV heads, or null
   const ops::RopeTable& rope_;
   ColumnParallelLinear qkv_;
   RowParallelLinear out_;

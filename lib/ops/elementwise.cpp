@@ -107,6 +107,25 @@ void copy(const Stream& stream, const Tensor& from, const Tensor& to) {
   });
 }
 
+void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to) {
+  constexpr auto kOp = "copy_heads";
+  expect_heads(kOp, "from", from);
+  expect_heads_like(kOp, "to", to, from);
+  if (!has_work(kOp, stream, {&from.buffer, &to.buffer})) return;
+  if (on_cuda(stream)) return cuda::copy_heads(stream, from, to);
+  visit_float(kOp, from.buffer.dtype(), [&]<class T>(std::type_identity<T>) {
+    const int64_t width = from.heads_per_group * from.head_dim;
+    cpu::parallel_for(stream.threads(), from.tokens(), from.groups * width, [&](Range tokens) {
+      for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+        for (int64_t head = 0; head < from.heads(); head += from.heads_per_group) {
+          std::copy_n(from.buffer.data<T>() + from.index(token, head), width,
+                      to.buffer.data<T>() + to.index(token, head));
+        }
+      }
+    });
+  });
+}
+
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out) {
   constexpr auto kOp = "add";
   expect_same_shape(kOp, a, b);

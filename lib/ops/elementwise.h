@@ -2,12 +2,15 @@
 
 #include "core/exact_sum.h"
 #include "device/stream.h"
+#include "ops/head_view.h"
 
 namespace invar::ops {
 
 void zero(const Stream& stream, const Tensor& x);
 // Same shape, any pair of f32 and bf16.
 void copy(const Stream& stream, const Tensor& from, const Tensor& to);
+// The same heads of one dtype, f32 or bf16, in another place.
+void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to);
 // out = a + b in fp32, rounded once. Any mix of f32 and bf16; out may be a or b.
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
 // out = max(a, b), f32 all; out may be a or b.

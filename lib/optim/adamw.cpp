@@ -5,8 +5,8 @@
 
 namespace invar {
 
-AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, int data_rank, const OptimizerConfig& config)
-    : table_(table), pieces_(ownership.pieces(data_rank)), buckets_(ownership.buckets().size()), config_(config) {}
+AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config)
+    : table_(table), pieces_(ownership.pieces()), buckets_(ownership.buckets().size()), config_(config) {}
 
 void AdamW::allocate(Arena& arena) {
   const bool masters = table_.flat_values().dtype() != DType::kF32;

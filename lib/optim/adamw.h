@@ -9,7 +9,7 @@ namespace invar {
 // the masters, all fp32. In fp32 the values are their own masters.
 class AdamW {
  public:
-  AdamW(const ParameterTable& table, const RowOwnership& ownership, int data_rank, const OptimizerConfig& config);
+  AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config);
 
   // Moments start at zero. Call after the table's allocation.
   void allocate(Arena& arena);

@@ -10,21 +10,23 @@
 
 namespace invar {
 
-std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership, int data_rank) {
+std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership) {
   std::map<int64_t, std::pair<int64_t, bool>> runs;  // begin -> end, whether counted
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
     runs[elements.begin] = {elements.end, parameter.counted()};
   });
   std::vector<Range> joined;
-  for (const RowOwnership::Bucket& bucket : ownership.buckets()) {
-    bool joins = false;
-    for (const auto& [begin, run] : runs) {
-      const auto [end, counted] = run;
-      const Range own = counted ? intersect({begin, end}, bucket.owned(data_rank)) : Range{};
-      joins = joins && !own.empty() && own.begin == joined.back().end;
-      if (joins) joined.back().end = own.end;
-      if (!joins && !own.empty()) joined.push_back(own);
-      joins = !own.empty();
+  for (size_t bucket = 0; bucket < ownership.buckets().size(); ++bucket) {
+    for (const Range& owned : ownership.owned(bucket)) {
+      bool joins = false;
+      for (const auto& [begin, run] : runs) {
+        const auto [end, counted] = run;
+        const Range own = counted ? intersect({begin, end}, owned) : Range{};
+        joins = joins && !own.empty() && own.begin == joined.back().end;
+        if (joins) joined.back().end = own.end;
+        if (!joins && !own.empty()) joined.push_back(own);
+        joins = !own.empty();
+      }
     }
   }
   return joined;
@@ -42,9 +44,9 @@ double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const s
   return std::sqrt(all_reduce_value(world, total, ReduceOp::kSum));
 }
 
-std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership, int data_rank) {
+std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership) {
   std::vector<CountedRows> counted;
-  for (const RowOwnership::Piece& piece : ownership.pieces(data_rank)) {
+  for (const RowOwnership::Piece& piece : ownership.pieces()) {
     const Weight& weight = table.weight(piece.weight);
     std::vector<Range> held;
     for (const Parameter& parameter : weight.parameters) {

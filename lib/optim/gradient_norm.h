@@ -4,9 +4,9 @@
 
 namespace invar {
 
-// The ranges of the flat gradients whose squares a data rank adds, neighbours joined: of every element of the model one
+// The ranges of the flat gradients whose squares this rank adds, neighbours joined: of every element of the model one
 // copy on one rank.
-std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership, int data_rank);
+std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnership& ownership);
 
 // Global L2 norm, in fp64, of synchronised gradients, of which this rank counts the given ranges. squares f64 (1):
 // scratch. Waits for the device. Collective over the world.
@@ -23,7 +23,7 @@ struct RowSquares {  // scratch
   Tensor squares;    // f64 (rows of all counted)
   Tensor digits;     // i64 (ExactSum::kDigits)
 };
-std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership, int data_rank);
+std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership);
 double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<CountedRows>& counted,
                      Communicator& world, const RowSquares& scratch);
 

@@ -7,6 +7,7 @@
 #include "core/integer.h"
 #include "ops/elementwise.h"
 #include "parallel/tree_collectives.h"
+#include "parallel/unit_partition.h"
 
 namespace invar {
 namespace {
@@ -15,81 +16,42 @@ int64_t aligned(int64_t element) {
   return round_up(element, ParameterTable::kAlignment);
 }
 
-int64_t padded_end(const Weight& weight) {
-  return aligned(weight.elements().end);
+// Replicas of one width: what each data rank owns of a bucket.
+const std::vector<int64_t>& counts_of(const RowOwnership& ownership, size_t bucket) {
+  return ownership.buckets()[bucket].blocks.front().counts;
 }
 
-// The row boundary nearest to `target` among the weights laid out in `bucket`.
-int64_t nearest_row(const ParameterTable& table, Range bucket, int64_t target) {
-  for (const WeightId id : table.layout()) {
-    const Weight& weight = table.weight(id);
-    if (weight.offset < bucket.begin || target >= padded_end(weight)) continue;
-    const int64_t row = std::min(weight.rows, (target - weight.offset + weight.cols / 2) / weight.cols);
-    return row == weight.rows ? padded_end(weight) : weight.offset + row * weight.cols;
-  }
-  return bucket.end;
+int replicas_of(const SharedBlock& block) {
+  return static_cast<int>(block.holders.size());
+}
+
+// In the staging of a tree, the row of a replica's node.
+int64_t row_of(const TreePlan& plan, int replica, int node) {
+  int64_t row = plan.rows_of_round(node).begin;
+  for (int r = 0; r < replica; ++r) row += std::ssize(plan.nodes(r)) > node ? 1 : 0;
+  return row;
 }
 
 }  // namespace
-
-RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int64_t bucket_elements)
-    : table_(table), bucket_of_(table.weights().size()) {
-  int64_t begin = 0;
-  int64_t elements = 0;
-  const std::vector<WeightId>& layout = table.layout();
-  for (size_t i = 0; i < layout.size(); ++i) {
-    const Weight& weight = table.weight(layout[i]);
-    elements += weight.logical_elements();
-    bucket_of_[static_cast<size_t>(layout[i])] = buckets_.size();
-    const bool last_of_kind =
-        i + 1 == layout.size() || table.weight(layout[i + 1]).fully_replicated() != weight.fully_replicated();
-    if (elements < bucket_elements && !last_of_kind) continue;
-    buckets_.push_back({{begin, padded_end(weight)}, {}});
-    begin = padded_end(weight);
-    elements = 0;
-  }
-  for (Bucket& bucket : buckets_) {
-    int64_t previous = bucket.elements.begin;
-    for (int rank = 1; rank <= data_size; ++rank) {
-      const int64_t target = bucket.elements.begin + bucket.elements.size() * rank / data_size;
-      const int64_t cut = rank == data_size ? bucket.elements.end : nearest_row(table, bucket.elements, target);
-      bucket.counts.push_back(std::max(cut, previous) - previous);
-      previous = std::max(cut, previous);
-    }
-  }
-}
-
-Range RowOwnership::Bucket::owned(int data_rank) const {
-  const auto first = counts.begin();
-  const int64_t begin = std::accumulate(first, first + data_rank, elements.begin);
-  return {begin, begin + counts[static_cast<size_t>(data_rank)]};
-}
-
-std::vector<RowOwnership::Piece> RowOwnership::pieces(int data_rank) const {
-  std::vector<Piece> pieces;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const Range own = buckets_[b].owned(data_rank);
-    for (const WeightId id : table_.layout()) {
-      const Range elements = intersect(table_.weight(id).elements(), own);
-      if (!elements.empty()) pieces.push_back({id, elements, b});
-    }
-  }
-  return pieces;
-}
 
 GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
                            const Stream& stream, const WorkerOrder* order, Arena& staging)
     : table_(table),
       ownership_(ownership),
       data_(*groups.data),
+      replicas_(groups.replicas.get()),
       stream_(stream),
-      queue_(data_.size() > 1 ? queue_beside(stream) : stream),
+      queue_(groups.topology.data > 1 ? queue_beside(stream) : stream),
       order_(order),
       staging_(staging),
       buckets_(ownership.buckets().size()) {
   for (const WeightId id : table.layout()) buckets_[ownership.bucket_of(id)].users += table.weight(id).users;
+  if (replicas_ != nullptr) {
+    const int64_t terms = groups.topology.data;
+    replica_plan_.emplace(terms, split_units(terms, groups.topology.data));
+  }
   const bool may_drift =  // two terms have one sum
-      order == nullptr && data_.size() > 2 && !data_.adds_in_rank_order();
+      order == nullptr && !ownership.exclusive() && data_.size() > 2 && !data_.adds_in_rank_order();
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
     if (parameter.replicas == nullptr || parameter.replicas->size() == 1) return;
     INVAR_CHECK(order == nullptr || !parameter.partial_gradient, "'{}' is a term of a sum in fixed order",
@@ -117,7 +79,8 @@ void GradientSync::add_copies(std::vector<Copies> BucketState::*kind, Communicat
 }
 
 Range GradientSync::own_part(size_t bucket, Range elements) const {
-  return intersect(ownership_.buckets()[bucket].owned(data_.rank()), elements);
+  const std::vector<Range> own = ownership_.owned(bucket);
+  return own.empty() ? Range{} : intersect(own.front(), elements);
 }
 
 // Copies are made equal by the ranks that own the same part of each.
@@ -156,30 +119,33 @@ void GradientSync::gradient_done(WeightId id) {
 
 void GradientSync::sum(size_t bucket) {
   buckets_[bucket].summed = true;
-  if (order_ != nullptr) return sum_in_order(bucket);
+  if (order_ != nullptr && replicas_ == nullptr) return sum_in_order(bucket);
   const Tensor& gradients = table_.flat_gradients();
   for (const Copies& part : buckets_[bucket].partial) {
     part.group->all_reduce(stream_, gradients.rows(part.elements.begin, part.elements.end), ReduceOp::kSum);
   }
+  if (replicas_ != nullptr) return exchange_sums(bucket);
   if (data_.size() == 1) return;
-  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
-  const Range own = cut.owned(data_.rank());
+  const Range elements = ownership_.buckets()[bucket].elements;
+  const Range own = own_part(bucket, elements);
   wait_for(queue_, stream_);
-  data_.reduce_scatter(queue_, gradients.rows(cut.elements.begin, cut.elements.end), gradients.rows(own.begin, own.end),
-                       cut.counts, ReduceOp::kSum);
+  data_.reduce_scatter(queue_, gradients.rows(elements.begin, elements.end), gradients.rows(own.begin, own.end),
+                       counts_of(ownership_, bucket), ReduceOp::kSum);
 }
 
 // The terms of the data ranks by the tree, then the two terms of a weight with two users.
 void GradientSync::sum_in_order(size_t bucket) {
-  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  const SharedBlock& block = ownership_.buckets()[bucket].blocks.front();
+  const int64_t begin = ownership_.buckets()[bucket].elements.begin;
   wait_for(queue_, stream_);
-  sum_nodes(cut.elements, cut.counts);
+  sum_nodes(ownership_.buckets()[bucket].elements, block.counts);
   for (const WeightId id : table_.layout()) {
     const Weight& weight = table_.weight(id);
     if (weight.second_term < 0 || ownership_.bucket_of(id) != bucket) continue;
     std::vector<int64_t> counts;
     for (int rank = 0; rank < data_.size(); ++rank) {
-      counts.push_back(intersect(cut.owned(rank), weight.elements()).size());
+      const Range owned = block.owned(rank);
+      counts.push_back(intersect({begin + owned.begin, begin + owned.end}, weight.elements()).size());
     }
     const int64_t shift = weight.second_term - weight.offset;
     sum_nodes({weight.second_term, weight.second_term + weight.elements().size()}, counts);
@@ -203,6 +169,104 @@ void GradientSync::sum_nodes(Range elements, std::span<const int64_t> counts) {
   tree_reduce_scatter(queue_, data_, order_->plan(), nodes, counts, own, staging_);
 }
 
+// The first terms of a bucket's weights, then the second one of a weight that has it.
+void GradientSync::exchange_sums(size_t bucket) {
+  wait_for(queue_, stream_);
+  exchange_terms(bucket, std::nullopt);
+  for (const WeightId id : table_.layout()) {
+    const Weight& weight = table_.weight(id);
+    if (weight.second_term < 0 || ownership_.bucket_of(id) != bucket) continue;
+    exchange_terms(bucket, id);
+    const int64_t shift = weight.second_term - weight.offset;
+    for (const Range& owned : ownership_.owned(bucket)) {
+      const Range own = intersect(owned, weight.elements());
+      if (own.empty()) continue;
+      const Tensor first = table_.gradients(0, own);
+      ops::add(queue_, first, table_.gradients(0, {own.begin + shift, own.end + shift}), first);
+    }
+  }
+}
+
+// Each replica's nodes of a block go to the rank that owns the elements. second: only of this weight, its second term.
+void GradientSync::exchange_terms(size_t bucket, std::optional<WeightId> second) {
+  struct Sum {
+    Tensor terms;  // f32 (nodes, elements)
+    Tensor out;
+  };
+  const ArenaScope scope(staging_);
+  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  const auto own_nodes = static_cast<int>(plan().nodes(ownership_.replica()).size());
+  std::vector<Message> sends, receives;
+  std::vector<Sum> sums;
+  for (const SharedBlock& block : cut.blocks) {
+    const int64_t place = ownership_.place(cut, block);
+    if (place < 0) continue;
+    for (const SharedBlock::Part& part : block.parts) {
+      if (second && part.weight != *second) continue;
+      // All parts of a block at once, or the one of the weight.
+      const Range whole = second ? Range{part.begin, part.begin + part.elements} : Range{0, block.elements};
+      const int64_t shift = second ? table_.weight(*second).second_term - table_.weight(*second).offset : 0;
+      for (int replica = 0; replica < replicas_of(block); ++replica) {
+        const Range owned = intersect(block.owned(replica), whole);
+        if (owned.empty()) continue;
+        const Range mine{place + shift + owned.begin, place + shift + owned.end};
+        if (replica != ownership_.replica()) {
+          for (int node = 0; node < own_nodes; ++node) {
+            sends.push_back({table_.gradients(node, mine), block.holders[static_cast<size_t>(replica)].world_rank});
+          }
+          continue;
+        }
+        const Tensor terms =
+            staging_.allocate("gradients of replicas", DType::kF32, {plan().total_nodes(), owned.size()});
+        for (int r = 0; r < replicas_of(block); ++r) {
+          for (int node = 0; node < static_cast<int>(plan().nodes(r).size()); ++node) {
+            const int64_t row = row_of(plan(), r, node);
+            const Tensor term = terms.rows(row, row + 1).view({owned.size()});
+            if (r == replica) {
+              ops::copy(queue_, table_.gradients(node, mine), term);
+            } else {
+              receives.push_back({term, block.holders[static_cast<size_t>(r)].world_rank});
+            }
+          }
+        }
+        sums.push_back({terms, table_.gradients(0, mine)});
+      }
+      if (!second) break;
+    }
+  }
+  replicas_->exchange(queue_, sends, receives);
+  for (const Sum& sum : sums) ops::tree_sum(queue_, plan().program(), sum.terms, sum.out);
+}
+
+// From the owners to all that hold the rows.
+void GradientSync::exchange_values(size_t bucket) {
+  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
+  std::vector<Message> sends, receives;
+  for (const SharedBlock& block : cut.blocks) {
+    const auto part = [&](int64_t begin, int replica) {
+      const Range owned = block.owned(replica);
+      return table_.flat_values().rows(begin + owned.begin, begin + owned.end);
+    };
+    const int64_t place = ownership_.place(cut, block);
+    const Tensor own = place >= 0 ? part(place, ownership_.replica()) : Tensor();
+    const auto hand_on = [&](const SharedBlock::Place& to, int to_replica) {
+      if (to.world_rank == replicas_->rank()) {
+        for (int from = 0; from < replicas_of(block); ++from) {
+          if (from == to_replica || block.owned(from).empty()) continue;
+          receives.push_back({part(to.begin, from), block.holders[static_cast<size_t>(from)].world_rank});
+        }
+      } else if (place >= 0 && !own.empty()) {
+        sends.push_back({own, to.world_rank});
+      }
+    };
+    for (int replica = 0; replica < replicas_of(block); ++replica) {
+      hand_on(block.holders[static_cast<size_t>(replica)], replica);
+    }
+    for (const SharedBlock::Place& copy : block.copies) hand_on(copy, -1);
+  }
+  replicas_->exchange(queue_, sends, receives);
+}
+
 void GradientSync::finish() {
   for (size_t b = buckets_.size(); b-- > 0;) {
     if (!buckets_[b].summed) sum(b);
@@ -223,13 +287,17 @@ void GradientSync::make_copies_equal() {
 }
 
 void GradientSync::publish(size_t bucket) {
-  if (data_.size() == 1) return;
-  const Tensor& values = table_.flat_values();
-  const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
-  const Range own = cut.owned(data_.rank());
+  if (replicas_ == nullptr && data_.size() == 1) return;
   wait_for(queue_, stream_);
-  data_.all_gather(queue_, values.rows(own.begin, own.end), values.rows(cut.elements.begin, cut.elements.end),
-                   cut.counts);
+  if (replicas_ != nullptr) {
+    exchange_values(bucket);
+  } else {
+    const Tensor& values = table_.flat_values();
+    const Range elements = ownership_.buckets()[bucket].elements;
+    const Range own = own_part(bucket, elements);
+    data_.all_gather(queue_, values.rows(own.begin, own.end), values.rows(elements.begin, elements.end),
+                     counts_of(ownership_, bucket));
+  }
   buckets_[bucket].published.set(queue_);
   buckets_[bucket].awaited = false;
 }

@@ -1,50 +1,20 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "device/device.h"
-#include "parallel/parameter.h"
-#include "parallel/topology.h"
+#include "parallel/row_ownership.h"
 #include "parallel/worker_order.h"
 
 namespace invar {
 
-// Who owns which rows of the flat buffers among the ranks that hold the same shards (ZeRO-1). The buffers are cut into
-// buckets of whole weights; each bucket is cut, at row boundaries, into one nearly equal contiguous piece per rank.
-// Replicated weights have buckets of their own, the first ones.
-class RowOwnership {
- public:
-  // bucket_elements: of the logical tensors, so that all ranks of a tensor-parallel group cut after the same weights,
-  // however unequal their shards; a weight with more has a bucket to itself.
-  RowOwnership(const ParameterTable& table, int data_size, int64_t bucket_elements);
-
-  struct Bucket {
-    Range elements;
-    std::vector<int64_t> counts;  // elements that each data rank owns, in rank order
-    Range owned(int data_rank) const;
-  };
-  const std::vector<Bucket>& buckets() const { return buckets_; }
-  size_t bucket_of(WeightId id) const { return bucket_of_[static_cast<size_t>(id)]; }
-
-  // A run of rows of one weight that a data rank owns.
-  struct Piece {
-    WeightId weight;
-    Range elements;  // in the flat buffers
-    size_t bucket;
-  };
-  std::vector<Piece> pieces(int data_rank) const;
-
- private:
-  const ParameterTable& table_;
-  std::vector<Bucket> buckets_;
-  std::vector<size_t> bucket_of_;  // by weight
-};
-
 // Completes the gradients of a step and hands out its new values. Gradients are summed a bucket at a time: partial ones
 // over the replicas that hold the same rows inside a tensor-parallel group, then all over the data-parallel ranks, on a
 // queue beside the backward pass where the device has several. New values travel on that queue too, beside the update
-// of the buckets that follow and the next forward pass.
+// of the buckets that follow and the next forward pass. Where the replicas are of unequal widths, every rank sends its
+// part of each block (SharedBlock) to the rank that owns it, which adds them by a tree over the replicas.
 class GradientSync {
  public:
   // `order`: of the sums over data-parallel ranks; null: any. In fixed order `staging` is where others' terms arrive.
@@ -85,11 +55,17 @@ class GradientSync {
   void sum(size_t bucket);
   void sum_in_order(size_t bucket);
   void sum_nodes(Range elements, std::span<const int64_t> counts);
+  const TreePlan& plan() const { return order_ != nullptr ? order_->plan() : *replica_plan_; }
+  void exchange_sums(size_t bucket);
+  void exchange_terms(size_t bucket, std::optional<WeightId> second);
+  void exchange_values(size_t bucket);
   void make_copies_equal();
 
   const ParameterTable& table_;
   const RowOwnership& ownership_;
   Communicator& data_;
+  Communicator* replicas_;                // of unequal widths; null: data_ sums
+  std::optional<TreePlan> replica_plan_;  // of their sums in any order
   const Stream& stream_;
   Stream queue_;
   const WorkerOrder* order_;

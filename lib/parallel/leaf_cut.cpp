@@ -31,11 +31,16 @@ std::vector<Range> unit_runs(int64_t units, int64_t leaves, int ranks) {
   return runs;
 }
 
-UnitCut::UnitCut(int64_t units, int64_t leaves, const Communicator& group)
-    : rank_(static_cast<size_t>(group.rank())),
-      runs_(unit_runs(units, leaves, group.size())),
+LeafCut::LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows)
+    : plan(leaves_of.back().end, leaves_of),
+      program(leaf_program(leaves_of.back().end, leaves_of[rank], LeafKind::kAddable)),
+      rows(std::move(held_rows)) {}
+
+UnitCut::UnitCut(int64_t units, int64_t leaves, int ranks, int rank)
+    : rank_(static_cast<size_t>(rank)),
+      runs_(unit_runs(units, leaves, ranks)),
       leaves_(make_leaves(units, leaves)),
-      leaves_of_(deal_leaves(leaves_, group.size())) {}
+      leaves_of_(deal_leaves(leaves_, ranks)) {}
 
 int64_t UnitCut::widest() const {
   return std::ranges::max_element(runs_, {}, &Range::size)->size();
@@ -45,16 +50,15 @@ std::shared_ptr<const LeafCut> UnitCut::leaf_cut(int64_t rows_per_unit, int64_t 
   if (leaves_.empty()) return nullptr;
   std::vector<Range> runs = leaves_of_;
   for (Range& run : runs) run = {run.begin * repeats, run.end * repeats};
-  const int64_t all = std::ssize(leaves_) * repeats;
-  LeafCut cut{TreePlan(all, runs), leaf_program(all, runs[rank_], LeafKind::kAddable), {}};
+  std::vector<Range> rows;
   for (int64_t leaf = leaves_of_[rank_].begin; leaf < leaves_of_[rank_].end; ++leaf) {
     const Range units = leaves_[static_cast<size_t>(leaf)];
     for (int64_t dim = 0; dim < repeats; ++dim) {
       const int64_t first = dim * mine().size() - mine().begin;
-      cut.rows.push_back({(first + units.begin) * rows_per_unit, (first + units.end) * rows_per_unit});
+      rows.push_back({(first + units.begin) * rows_per_unit, (first + units.end) * rows_per_unit});
     }
   }
-  return std::make_shared<const LeafCut>(std::move(cut));
+  return std::make_shared<const LeafCut>(runs, rank_, std::move(rows));
 }
 
 }  // namespace invar

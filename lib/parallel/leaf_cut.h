@@ -10,6 +10,9 @@ namespace invar {
 
 // How a sum over a dim that a tensor-parallel group has cut is evaluated in fixed order, as one of its ranks sees it.
 struct LeafCut {
+  // leaves_of: leaves of each rank; held_rows: of those of `rank`. Leaves are addable.
+  LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows);
+
   TreePlan plan;
   LeafProgram program;      // of this rank
   std::vector<Range> rows;  // of its leaves, in their order, within the rows that it holds
@@ -24,7 +27,9 @@ class UnitCut {
   // leaves = 0: sums over the units may be added in any order, and the runs are nearly equal. Otherwise the units are
   // min(leaves, units) leaves, nearly equal runs themselves, and ranks hold whole ones. Error{kFault} if these are
   // fewer than the ranks.
-  UnitCut(int64_t units, int64_t leaves, const Communicator& group);
+  UnitCut(int64_t units, int64_t leaves, int ranks, int rank);
+  UnitCut(int64_t units, int64_t leaves, const Communicator& group)
+      : UnitCut(units, leaves, group.size(), group.rank()) {}
 
   const std::vector<Range>& runs() const { return runs_; }  // units of each rank
   Range mine() const { return runs_[rank_]; }

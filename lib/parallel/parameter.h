@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
-#include "parallel/leaf_cut.h"
+#include "parallel/head_cut.h"
 
 namespace invar {
 
@@ -87,6 +87,9 @@ class ParameterTable {
   explicit ParameterTable(int64_t leaves = 0) : leaves_(leaves) {}
   bool fixed_order() const { return leaves_ > 0; }
   UnitCut cut(int64_t units, const Communicator& tensor) const { return {units, leaves_, tensor}; }
+  HeadCut cut_heads(int64_t query_heads, int64_t kv_heads, const Communicator& tensor) const {
+    return {query_heads, kv_heads, leaves_, tensor};
+  }
 
   // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
   WeightId add(Weight weight);

@@ -1,6 +1,6 @@
 #include "parallel/replica_groups.h"
 
-#include "parallel/unit_partition.h"
+#include "parallel/head_cut.h"
 
 namespace invar {
 
@@ -11,7 +11,7 @@ Communicator* ReplicaGroups::kv_heads(int64_t query_heads, int64_t kv_heads) {
   if (group == nullptr) {
     std::vector<int> colors;
     for (int rank = 0; rank < size; ++rank) {
-      colors.push_back(partition_heads(query_heads, kv_heads, size, rank).replica_color);
+      colors.push_back(partition_heads(query_heads, kv_heads, 0, size, rank).replica_color);
     }
     group = groups_.maker.make(*groups_.tensor, colors, "kv replicas");
   }

@@ -1,12 +1,43 @@
 #include "parallel/topology.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace invar {
 
+int Topology::first_rank(int data_rank) const {
+  if (uniform()) return tensor * data_rank;
+  return std::reduce(widths.begin(), widths.begin() + data_rank);
+}
+
+int Topology::data_rank(int world_rank) const {
+  if (uniform()) return world_rank / tensor;
+  int replica = 0;
+  for (int first = 0; first + width(replica) <= world_rank; ++replica) first += width(replica);
+  return replica;
+}
+
+Range Topology::samples_of(int64_t batch, int data_rank) const {
+  if (samples.empty()) return {batch / data * data_rank, batch / data * (data_rank + 1)};
+  const int64_t first = std::reduce(samples.begin(), samples.begin() + data_rank);
+  return {first, first + samples[static_cast<size_t>(data_rank)]};
+}
+
 std::string Topology::describe(bool sequence_parallel) const {
-  return format("tensor {}{} x data {}", tensor, sequence_parallel && tensor > 1 ? " with sequence parallelism" : "",
+  std::string ranks = std::to_string(tensor);
+  if (!uniform()) {
+    ranks.clear();
+    for (const int width : widths) ranks += format("{}{}", ranks.empty() ? "" : ", ", width);
+  }
+  return format("tensor {}{} x data {}", ranks, sequence_parallel && tensor > 1 ? " with sequence parallelism" : "",
                 data);
+}
+
+Topology topology_of(const ReplicaPlan& plan) {
+  const int widest = *std::max_element(plan.widths.begin(), plan.widths.end());
+  const auto replicas = static_cast<int>(plan.widths.size());
+  if (plan.uniform()) return {widest, replicas};
+  return {widest, replicas, plan.widths, plan.samples};
 }
 
 std::unique_ptr<Communicator> GroupMaker::make(Communicator& parent, const std::vector<int>& colors,
@@ -34,8 +65,19 @@ ProcessGroups make_process_groups(Communicator& world, Topology topology, GroupM
   groups.world = &world;
   groups.tensor = maker.make(world, tensor_colors, "tensor");
   groups.data = maker.make(world, data_colors, "data");
+  if (!topology.uniform()) {
+    groups.replicas = maker.make(world, std::vector<int>(static_cast<size_t>(world.size())), "replicas");
+  }
   groups.maker = maker;
   return groups;
+}
+
+int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value) {
+  return all_reduce_value(*groups.world, groups.tensor->rank() == 0 ? value : 0, ReduceOp::kSum);
+}
+
+double sum_over_replicas(const ProcessGroups& groups, const ExactSum& value) {
+  return all_reduce_value(*groups.world, groups.tensor->rank() == 0 ? value : ExactSum());
 }
 
 }  // namespace invar

@@ -6,20 +6,33 @@
 
 #include "comm/communicator.h"
 #include "comm/recording_communicator.h"
+#include "config/replica_plan.h"
+#include "core/range.h"
 
 namespace invar {
 
-// The rank grid: world_rank = tensor_rank + tensor · data_rank. A pure function of two sizes.
+// The rank grid: replica after replica of the model (data ranks), each of some tensor-parallel ranks. With replicas of
+// one width world_rank = tensor_rank + tensor · data_rank.
 struct Topology {
-  int tensor = 1;
+  int tensor = 1;  // ranks of a replica, of the widest one if they differ
   int data = 1;
+  std::vector<int> widths{};       // nonuniform: tensor ranks of each replica; else empty
+  std::vector<int64_t> samples{};  // nonuniform: of a step, of each replica; else empty, and all have as many
 
-  int world() const { return tensor * data; }
-  int tensor_rank(int world_rank) const { return world_rank % tensor; }
-  int data_rank(int world_rank) const { return world_rank / tensor; }
-  // "tensor 2 with sequence parallelism x data 4"
+  bool uniform() const { return widths.empty(); }
+  int world() const { return first_rank(data); }
+  int width(int data_rank) const { return uniform() ? tensor : widths[static_cast<size_t>(data_rank)]; }
+  int first_rank(int data_rank) const;  // of a replica; of `data`: behind the last one
+  int data_rank(int world_rank) const;
+  int tensor_rank(int world_rank) const { return world_rank - first_rank(data_rank(world_rank)); }
+  // Of the `batch` samples of a step, those of a replica.
+  Range samples_of(int64_t batch, int data_rank) const;
+  // "tensor 2 with sequence parallelism x data 4", "tensor 4, 3 x data 2"
   std::string describe(bool sequence_parallel) const;
 };
+
+// Of the ranks that train; uniform if their replicas are alike.
+Topology topology_of(const ReplicaPlan& plan);
 
 // Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers (a recording
 // communicator) can form them too.
@@ -38,9 +51,18 @@ struct ProcessGroups {
   Topology topology;
   Communicator* world = nullptr;
   std::unique_ptr<Communicator> tensor;  // ranks that share a replica of the model
-  std::unique_ptr<Communicator> data;    // ranks that hold the same shards
+  // Ranks of the same tensor rank, which hold the same shards if the replicas have one width; those of tensor rank 0
+  // are always of all replicas.
+  std::unique_ptr<Communicator> data;
+  std::unique_ptr<Communicator> replicas;  // the world once more, for gradients of replicas of unequal widths; else null
   GroupMaker maker;
+
+  int data_rank() const { return topology.data_rank(world->rank()); }
 };
 ProcessGroups make_process_groups(Communicator& world, Topology topology, GroupMaker maker = {});
+
+// Host scalars, one of each replica, each the same on all its ranks. Collective over the world.
+int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value);
+double sum_over_replicas(const ProcessGroups& groups, const ExactSum& value);
 
 }  // namespace invar

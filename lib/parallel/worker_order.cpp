@@ -6,27 +6,46 @@
 namespace invar {
 namespace {
 
-std::vector<Range> deal_workers(int64_t workers, int64_t batch, int data_size) {
+[[noreturn]] void refuse_cut(int64_t workers, int64_t batch, size_t ranks) {
+  throw Error(
+      ErrorKind::kConfig,
+      format("{} samples over {} data-parallel ranks do not part where those of {} workers do", batch, ranks, workers),
+      "choose numerics.workers as a multiple of the ranks and a divisor of train.global_batch_size");
+}
+
+std::vector<Range> deal_workers(int64_t workers, int64_t batch, std::span<const Range> samples) {
   INVAR_CHECK(1 <= workers && workers <= batch, "{} workers for {} samples", workers, batch);
-  if (batch % data_size != 0 || !begins_with_workers(data_size, workers, batch)) {
-    throw Error(ErrorKind::kConfig,
-                format("{} samples over {} data-parallel ranks do not part where those of {} workers do", batch,
-                       data_size, workers),
-                "choose numerics.workers as a multiple of the ranks and a divisor of train.global_batch_size");
-  }
   std::vector<Range> runs;
-  for (int rank = 0; rank < data_size; ++rank) runs.push_back(workers_of(rank, data_size, workers, batch));
+  for (const Range& own : samples) {
+    const Range run = workers_within(own, workers, batch);
+    if (first_sample(run.begin, workers, batch) != own.begin || first_sample(run.end, workers, batch) != own.end) {
+      refuse_cut(workers, batch, samples.size());
+    }
+    runs.push_back(run);
+  }
   return runs;
+}
+
+std::vector<Range> equal_parts(int64_t workers, int64_t batch, int data_size) {
+  if (batch % data_size != 0) refuse_cut(workers, batch, static_cast<size_t>(data_size));
+  std::vector<Range> parts;
+  for (int64_t rank = 0; rank < data_size; ++rank) {
+    parts.push_back({first_sample(rank, data_size, batch), first_sample(rank + 1, data_size, batch)});
+  }
+  return parts;
 }
 
 }  // namespace
 
 WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, int data_size, int data_rank)
-    : WorkerOrder(batch, deal_workers(workers, batch, data_size), workers, data_rank) {}
+    : WorkerOrder(workers, batch, equal_parts(workers, batch, data_size), data_rank) {}
 
-WorkerOrder::WorkerOrder(int64_t batch, const std::vector<Range>& workers_of_ranks, int64_t workers, int data_rank)
-    : plan_(workers, workers_of_ranks),
-      program_(leaf_program(workers, workers_of_ranks[static_cast<size_t>(data_rank)], LeafKind::kOwnBuffer)) {
+WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank)
+    : WorkerOrder(workers, batch, Dealt{deal_workers(workers, batch, samples)}, data_rank) {}
+
+WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, const Dealt& workers_of_ranks, int data_rank)
+    : plan_(workers, workers_of_ranks.runs),
+      program_(leaf_program(workers, workers_of_ranks.runs[static_cast<size_t>(data_rank)], LeafKind::kOwnBuffer)) {
   for (const LeafProgram::Step& step : program_.steps) {
     const int64_t samples = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
     for (int64_t sample = 0; sample < samples; ++sample) {

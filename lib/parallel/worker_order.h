@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "parallel/reduction_tree.h"
 
 namespace invar {
@@ -12,6 +15,8 @@ class WorkerOrder {
  public:
   // Error{kConfig} if a rank's B / data_size samples do not begin where a worker's do.
   WorkerOrder(int64_t workers, int64_t batch, int data_size, int data_rank);
+  // The samples of each data rank, one after another; they may be unequal.
+  WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
 
   // A sample's gradient is added to the sum in `buffer`, which is set to zero before if it begins a worker; then
   // `joins` times the buffer is added to the one below.
@@ -28,7 +33,10 @@ class WorkerOrder {
   const TreePlan& plan() const { return plan_; }
 
  private:
-  WorkerOrder(int64_t batch, const std::vector<Range>& workers_of_ranks, int64_t workers, int data_rank);
+  struct Dealt {
+    std::vector<Range> runs;  // workers of each data rank
+  };
+  WorkerOrder(int64_t workers, int64_t batch, const Dealt& workers_of_ranks, int data_rank);
 
   TreePlan plan_;
   LeafProgram program_;

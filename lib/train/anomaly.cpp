@@ -34,10 +34,10 @@ class LayerProbe : public TensorSink {
 };
 
 // The last weight, in the order of the model, with a gradient that is not finite among what this rank owns; −1: none.
-int64_t last_bad_gradient(const TrainState& state, int data_rank) {
+int64_t last_bad_gradient(const TrainState& state) {
   const ParameterTable& table = state.parameters();
   int64_t last = -1;
-  for (const RowOwnership::Piece& piece : state.ownership().pieces(data_rank)) {
+  for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
     if (piece.weight <= last) continue;
     std::vector<float> gradient = read_f32(state.stream(), table.flat_gradients(), piece.elements);
     if (!is_finite(view_of(gradient))) last = piece.weight;
@@ -71,7 +71,7 @@ std::string nonfinite_origin(TrainState& state, const ProcessGroups& groups, std
   const int64_t layer = all_reduce_value(*groups.world, probe.first(), ReduceOp::kMin);
   if (layer < layers) return format("first in the output of decoder layer {}", layer);
   if (!std::isfinite(loss)) return "in the final norm or the head, all layers being finite";
-  const int64_t weight = all_reduce_value(*groups.world, last_bad_gradient(state, groups.data->rank()), ReduceOp::kMax);
+  const int64_t weight = all_reduce_value(*groups.world, last_bad_gradient(state), ReduceOp::kMax);
   if (weight < 0) return "in the sum of the squared gradients, each being finite";
   return format("the forward pass is finite; in backward first in the gradient of {}",
                 state.parameters().weight(static_cast<WeightId>(weight)).name);

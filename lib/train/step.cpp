@@ -18,7 +18,7 @@ int64_t counted_labels(const Batch& batch) {
 int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches) {
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += counted_labels(batch);
-  return all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
+  return sum_over_replicas(groups, tokens);
 }
 
 }  // namespace
@@ -43,12 +43,11 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
   BatchGeometry geometry;
   geometry.global_batch = global_batch_size(config, groups.world->size());
   geometry.micro_batch = config.train.micro_batch_size;
-  geometry.dp_rank = groups.data->rank();
-  geometry.dp_size = groups.data->size();
+  geometry.own = groups.topology.samples_of(geometry.global_batch, groups.data_rank());
   geometry.first_sample = data.first_sample;
   const DocumentRules documents{static_cast<int32_t>(eod_id(config)), config.data.eod_mask_loss,
                                 config.data.reset_at_eod};
-  std::vector<Batch> batches(static_cast<size_t>(geometry.global_batch / (geometry.micro_batch * geometry.dp_size)));
+  std::vector<Batch> batches(static_cast<size_t>(geometry.own.size() / geometry.micro_batch));
   for (size_t i = 0; i < batches.size(); ++i) {
     geometry.micro_step = static_cast<int64_t>(i);
     load_micro_batch(data.source, data.sampler, step, geometry, batches[i], documents);
@@ -68,7 +67,7 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
     state.forward_backward(batch, static_cast<float>(share), hooks.sink, turn);
   }
   result.grad_norm = state.finish_gradients();
-  result.loss = all_reduce_value(*groups.data, state.take_loss()) * share;
+  result.loss = sum_over_replicas(groups, state.take_loss()) * share;
   if (hooks.gradients_complete) hooks.gradients_complete(result);
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
@@ -89,10 +88,10 @@ std::optional<double> run_evaluation(TrainState& state, const Config& config, co
       state.evaluate(batch);
       tokens += counted_labels(batch);
     }
-    loss_sum += all_reduce_value(*groups.data, state.take_loss());
+    loss_sum += sum_over_replicas(groups, state.take_loss());
     if (stop && stop()) return std::nullopt;
   }
-  tokens = all_reduce_value(*groups.data, tokens, ReduceOp::kSum);
+  tokens = sum_over_replicas(groups, tokens);
   return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
 }
 

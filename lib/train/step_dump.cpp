@@ -24,14 +24,14 @@ struct OwnedRows {
   std::vector<float> values;
 };
 
-OwnedRows owned_rows(const TrainState& state, int data_rank, const Weight& weight, const Parameter& parameter) {
+OwnedRows owned_rows(const TrainState& state, const Weight& weight, const Parameter& parameter) {
   OwnedRows owned;
   if (!parameter.counted()) return owned;
   for (const RowRun& run : parameter.runs) {
     const int64_t begin = weight.offset + run.local * weight.cols;
     const Range elements{begin, begin + run.global.size() * weight.cols};
-    for (const RowOwnership::Bucket& bucket : state.ownership().buckets()) {
-      const Range own = intersect(elements, bucket.owned(data_rank));
+    for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
+      const Range own = intersect(elements, piece.elements);
       if (own.empty()) continue;
       const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;  // pieces are whole rows
       owned.runs.push_back({{first, first + own.size() / weight.cols}, 0});
@@ -117,17 +117,18 @@ void StepDump::write_ids(const Stream& stream, const std::string& name, std::spa
   file_->create(name, DType::kI32, std::vector<int64_t>{batch_, config_.train.sequence_length});
   for (int rank = 0; rank < groups_.data->size(); ++rank) {
     if (rank > 0) groups_.data->receive(stream, view_of(ids), rank);
-    file_->write_rows<int32_t>(name, rank * samples_per_rank(), ids);
+    file_->write_rows<int32_t>(name, groups_.topology.samples_of(batch_, rank).begin, ids);
   }
 }
 
 void StepDump::write_activation(const Stream& stream, const std::string& name, int64_t cols) {
   const int64_t tokens = config_.train.micro_batch_size * config_.train.sequence_length;  // of a micro-batch
   const int64_t block = std::clamp<int64_t>(kBlockElements / cols, 1, tokens);
-  const int64_t micro_steps = samples_per_rank() / config_.train.micro_batch_size;
   if (is_root()) file_->create(name, DType::kF32, std::vector<int64_t>{batch_, config_.train.sequence_length, cols});
   int64_t first_token = 0;  // in the global batch
-  for (int data_rank = 0; data_rank < groups_.data->size(); ++data_rank) {
+  for (int data_rank = 0; data_rank < groups_.topology.data; ++data_rank) {
+    const int64_t micro_steps =
+        groups_.topology.samples_of(batch_, data_rank).size() / config_.train.micro_batch_size;
     for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
       for (int64_t row = 0; row < tokens; row += block) {
         const Range rows{row, std::min(tokens, row + block)};
@@ -146,7 +147,7 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
                                           size_t micro_step, Range rows, int64_t cols) const {
   std::vector<int64_t> bounds;  // row begin, row end, column begin, column end of each piece
   std::vector<float> values;
-  if (groups_.data->rank() == data_rank && activations_.contains(name)) {
+  if (groups_.data_rank() == data_rank && activations_.contains(name)) {
     for (const Piece& piece : activations_.at(name).at(micro_step)) {
       const Range part = intersect(piece.rows, rows);
       if (part.empty()) continue;
@@ -157,7 +158,7 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
   }
   Communicator& world = *groups_.world;
   if (!is_root()) {
-    if (groups_.data->rank() != data_rank) return {};
+    if (groups_.data_rank() != data_rank) return {};
     std::vector<int64_t> sizes = {std::ssize(bounds), std::ssize(values)};
     world.send(stream, view_of(sizes), 0);
     world.send(stream, view_of(bounds), 0);
@@ -166,8 +167,8 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
   }
   std::vector<float> block(static_cast<size_t>(rows.size() * cols));
   int64_t filled = 0;
-  for (int tensor_rank = 0; tensor_rank < groups_.tensor->size(); ++tensor_rank) {
-    const int from = tensor_rank + groups_.topology.tensor * data_rank;
+  for (int tensor_rank = 0; tensor_rank < groups_.topology.width(data_rank); ++tensor_rank) {
+    const int from = groups_.topology.first_rank(data_rank) + tensor_rank;
     if (from != 0) {
       std::vector<int64_t> sizes(2);
       world.receive(stream, view_of(sizes), from);
@@ -193,7 +194,7 @@ void StepDump::write_gradients(const TrainState& state) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
       if (!parameter.trained) continue;
-      OwnedRows mine = owned_rows(state, groups_.data->rank(), weight, parameter);
+      OwnedRows mine = owned_rows(state, weight, parameter);
       const std::vector<float> logical =
           collect_runs(*groups_.world, state.stream(), parameter, mine.runs, std::move(mine.values));
       if (is_root()) file_->write<float>("grad." + parameter.name, parameter.shape, logical);

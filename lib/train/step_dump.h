@@ -46,7 +46,6 @@ class StepDump : public TensorSink {
   using MicroBatchPieces = std::vector<Piece>;
 
   bool is_root() const { return groups_.world->rank() == 0; }
-  int64_t samples_per_rank() const { return batch_ / groups_.data->size(); }
   void write_attributes(int64_t step);
   void write_ids(const Stream& stream, const std::string& name, std::span<const Batch> batches,
                  std::vector<int32_t> Batch::*member);

@@ -8,6 +8,7 @@
 #include "config/resolved.h"
 #include "device/device.h"
 #include "ops/elementwise.h"
+#include "train/rank_layouts.h"
 #include "train/run_contract.h"
 
 namespace invar {
@@ -21,16 +22,20 @@ Stream with_numerics(const Config& config, Stream stream) {
 std::optional<WorkerOrder> order_of(const std::optional<NumericsContract>& contract, const Config& config,
                                     const ProcessGroups& groups) {
   if (!contract) return std::nullopt;
-  return WorkerOrder(contract->workers, global_batch_size(config, groups.world->size()), groups.data->size(),
-                     groups.data->rank());
+  const int64_t batch = global_batch_size(config, groups.world->size());
+  std::vector<Range> samples;
+  for (int replica = 0; replica < groups.topology.data; ++replica) {
+    samples.push_back(groups.topology.samples_of(batch, replica));
+  }
+  return WorkerOrder(contract->workers, batch, samples, groups.data_rank());
 }
 
-DecoderModel::Options options_of(const Config& config, const std::optional<NumericsContract>& contract,
+DecoderModel::Options options_of(const Config& config, const ProcessGroups& groups, const std::optional<NumericsContract>& contract,
                                  const std::optional<WorkerOrder>& order) {
   DecoderModel::Options options;
   if (contract) options.contract = &*contract;
   if (order) options.samples = &*order;
-  options.sequence_parallel = config.parallel.sequence && config.parallel.tensor > 1;
+  options.sequence_parallel = config.parallel.sequence && groups.topology.tensor > 1;
   options.recompute = config.train.recompute;
   options.dtype = config.numerics.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
   options.sequence_length = config.train.sequence_length;
@@ -42,6 +47,15 @@ const ParameterTable& allocated(DecoderModel& model, const Stream& stream, Arena
                                 Arena& constants) {
   model.allocate(stream, parameters, gradients, constants);
   return model.parameters();
+}
+
+RowOwnership ownership_of(const Config& config, const ParameterTable& table, const ProcessGroups& groups,
+                          const DecoderModel::Options& options) {
+  const Topology& topology = groups.topology;
+  const int64_t bucket_elements = config.parallel.bucket_size * topology.tensor;
+  if (topology.uniform()) return {table, topology.data, groups.data_rank(), bucket_elements};
+  const RankLayouts layouts(decoder_spec(config.model), topology, options);
+  return {topology, layouts.tables(), groups.world->rank(), bucket_elements};
 }
 
 // The optimizer's state as host pointers: to itself on the CPU, else to a copy.
@@ -94,24 +108,25 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
       saved_("saved activations", stream.device(), capacity.saved),
       scratch_("scratch", stream.device(), capacity.scratch),
       workspace_{stream_, saved_, scratch_},
-      model_(decoder_spec(config.model), groups, options_of(config, contract_, order_)),
-      ownership_(allocated(model_, stream_, parameters_, gradients_, constants_), groups.data->size(),
-                 config.parallel.bucket_size * groups.tensor->size()),
+      model_(decoder_spec(config.model), groups, options_of(config, groups, contract_, order_)),
+      ownership_(ownership_of(config, allocated(model_, stream_, parameters_, gradients_, constants_), groups,
+                              options_of(config, groups, contract_, order_))),
       sync_(model_.parameters(), ownership_, groups, stream_, order_ ? &*order_ : nullptr, gradients_),
-      optimizer_(model_.parameters(), ownership_, groups.data->rank(), config.optimizer) {
+      optimizer_(model_.parameters(), ownership_, config.optimizer) {
   model_.listen({[this](WeightId id) { sync_.await_values(id); }, [this](WeightId id) { sync_.gradient_done(id); }});
   optimizer_.allocate(optimizer_memory_);
   const int64_t tokens = config.train.micro_batch_size * config.train.sequence_length;
-  loss_sums_ = constants_.allocate("losses", DType::kF64,
-                                   {global_batch_size(config, groups.world->size()) / groups.data->size()});
+  const int64_t batch = global_batch_size(config, groups.world->size());
+  const int64_t own_samples = groups.topology.samples_of(batch, groups.data_rank()).size();
+  loss_sums_ = constants_.allocate("losses", DType::kF64, {own_samples});
   if (order_) {
-    counted_rows_ = counted_rows(model_.parameters(), ownership_, groups.data->rank());
+    counted_rows_ = counted_rows(model_.parameters(), ownership_);
     int64_t rows = 0;
     for (const CountedRows& counted : counted_rows_) rows += counted.rows();
     row_squares_.squares = constants_.allocate("sums of squares", DType::kF64, {rows});
     row_squares_.digits = constants_.allocate("digits of their sum", DType::kI64, {ExactSum::kDigits});
   } else {
-    counted_ = counted_ranges(model_.parameters(), ownership_, groups.data->rank());
+    counted_ = counted_ranges(model_.parameters(), ownership_);
     squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
   }
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
@@ -224,6 +239,7 @@ StatePart TrainState::own_part(Copies copies) const {
       const size_t tensor = first_tensor.at(&parameter);
       // Whole parameters in turn, so that the copies of many spread over the ranks.
       const bool elsewhere =
+          !ownership_.exclusive() &&
           parameter.replicas != nullptr && tensor / 3 % static_cast<size_t>(parameter.replicas->size()) !=
                                                static_cast<size_t>(parameter.replicas->rank());
       if (copies == Copies::kOne && elsewhere) continue;

@@ -298,7 +298,8 @@ class Contracts(CheckpointTest):
     def test_another_contract_is_refused(self):
         self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})
         told = self.contract_of(self.resume(*self.INVARIANT))
-        self.assertEqual(told[2], f"arithmetic fma-chain, leaves 8, workers 4, token_block 1, head_chunk_tokens {SEQUENCE}")
+        self.assertEqual(told[2], f"arithmetic fma-chain, leaves 8, workers 4, token_block 1, head_chunk_tokens {SEQUENCE}, "
+                         "head_runs 2")
         self.assertIn(f"contract    {told[1]}\n", self.inspect("run"))
         changes = [([self.REDUCTION, "numerics.workers=2"], "workers", 2, 4, "set numerics.workers: 4"),
                    ([*self.INVARIANT, "numerics.leaves=3"], "leaves", 3, 8, "set numerics.leaves: 8"),
@@ -330,10 +331,10 @@ class Contracts(CheckpointTest):
                 self.assertIn(f"step {step}/{step} | loss", outcome.stdout)
 
     def test_evaluation_with_other_sums(self):
-        """Layouts that the contract does not have, as eight ranks of four heads, can still evaluate."""
+        """Layouts that the contract does not have, as eight ranks of four leaves, can still evaluate."""
         self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})
         self.resume(*self.INVARIANT, "numerics.leaves=4")
-        self.fail_with(USAGE, "parallel.tensor = 8 exceeds 4", "numerics.reduction: fast", ranks=8,
+        self.fail_with(USAGE, "parallel.tensor = 8 exceeds 4 leaves", "numerics.leaves: 8 (other bits)", ranks=8,
                        arguments=["eval", "run", "parallel.tensor=8"])
         self.succeed("eval", "run", "parallel.tensor=8", "numerics.reduction=fast", ranks=8)
 

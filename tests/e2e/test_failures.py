@@ -161,8 +161,8 @@ class Layout(JobTest):
                     numerics={"reduction": "invariant"})
         self.refuse(2, "run.yaml:", "numerics.leaves = 4 would be ignored with numerics.reduction: fast",
                     "remove numerics.leaves", numerics={"leaves": 4})
-        self.refuse(8, "run.yaml:", "parallel.tensor = 8 exceeds 4 key and value heads", "use 1, 2 or 4",
-                    "numerics.reduction: fast", numerics=invariant, parallel={"tensor": 8})
+        self.refuse(8, "run.yaml:", "parallel.tensor = 8 exceeds 4 leaves", "use 1, 2 or 4", "or numerics.leaves: 8 (other bits)",
+                    numerics={**invariant, "leaves": 4}, parallel={"tensor": 8})
         self.refuse(3, "run.yaml:", "parallel.tensor = 3 does not divide 4 leaves of 4 key and value heads equally",
                     "parallel.uneven: true", numerics=invariant, parallel={"tensor": 3})
         self.refuse(2, "run.yaml:", "parallel.data = 2: its ranks hold 2 of 4 samples each, not whole workers",

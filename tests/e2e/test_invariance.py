@@ -9,7 +9,7 @@ STEPS, SEGMENT = 60, 10
 # What a run goes through, ten steps each: overrides, ranks (None: without mpirun).
 SEGMENTS = [
     ([], None),
-    (["parallel.tensor=4", "parallel.sequence=true", "train.micro_batch_size=2"], 4),
+    (["parallel.tensor=8", "parallel.sequence=true", "train.micro_batch_size=2"], 8),  # two ranks for each KV head
     (["parallel.data=4"], 4),
     (["parallel.tensor=2", "parallel.data=2", "train.micro_batch_size=4"], 4),
     (["parallel.tensor=3", "parallel.uneven=true", "train.recompute=full"], 3),

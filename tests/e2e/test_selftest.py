@@ -26,8 +26,9 @@ class Selftest(JobTest):
         for model in ("Qwen3", "Gemma 4"):
             for precision in ("fp32", "bf16"):
                 own = [name for name in checks if name.startswith(f"{model} {precision}: ")]
-                self.assertEqual(len(own), 8, own)
+                self.assertEqual(len(own), 9, own)
                 self.assertTrue(any("tensor 4 sequence" in name for name in own), own)
+                self.assertTrue(any("tensor 8 sequence" in name for name in own), own)
                 self.assertTrue(any("control" in name for name in own), own)
         self.assertEqual(len([name for name in told if name.startswith("hash of ")]), 6)
         contracts = [told[f"numerics contract, {precision}"] for precision in ("fp32", "bf16")]

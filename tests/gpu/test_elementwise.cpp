@@ -34,6 +34,23 @@ TEST_CASE("copy on the GPU gives the CPU's bits") {
   CHECK(device_target.host().same_bits(expected));
 }
 
+TEST_CASE("heads go to the same place on the GPU as on the CPU") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t head_dim = GENERATE(7, 8, 256), offset = GENERATE(0, 8, 11), tokens = GENERATE(0, 1, 300);
+  constexpr int64_t kGroups = 2, kHeads = 3;
+  const int64_t stride = (kHeads + 2) * head_dim;
+  const HostTensor source = random_tensor(dtype, {tokens, kGroups * stride + 16}, 1);
+  const HostTensor expected = random_tensor(dtype, {tokens, kGroups * kHeads * head_dim + 16}, 2);
+  const DeviceTensor device_source(source), device_target(expected);
+  const auto from = [&](const Tensor& buffer) { return HeadView{buffer, kGroups, kHeads, head_dim, stride, offset}; };
+  const auto to = [&](const Tensor& buffer) {
+    return HeadView{buffer, kGroups, kHeads, head_dim, kHeads * head_dim, 0};
+  };
+  copy_heads(kCpu, from(source), to(expected));
+  copy_heads(gpu(), from(device_source), to(device_target));
+  CHECK(device_target.host().same_bits(expected));
+}
+
 TEST_CASE("add on the GPU gives the CPU's bits, also where out is an operand") {
   const DType a_type = GENERATE(DType::kF32, DType::kBF16), b_type = GENERATE(DType::kF32, DType::kBF16);
   const DType out_type = GENERATE(DType::kF32, DType::kBF16);

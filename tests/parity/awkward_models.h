@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
+
 #include "config/config.h"
+#include "parallel/topology.h"
 
 namespace invar::test {
 
@@ -10,7 +13,28 @@ struct Layout {
   int data = 1;
   int64_t micro_batch = 1;
   RecomputeKind recompute = RecomputeKind::kNone;
+  // Of each replica, where they are unequal; tensor is then the widest.
+  std::vector<int> widths{};
+  std::vector<int64_t> samples{};
+
+  Topology topology() const { return {tensor, data, widths, samples}; }
 };
+
+// Replicas of these widths.
+inline Layout nonuniform(std::vector<int> widths, std::vector<int64_t> samples, bool sequence, int64_t micro_batch,
+                         RecomputeKind recompute = RecomputeKind::kNone) {
+  const int widest = *std::max_element(widths.begin(), widths.end());
+  const auto replicas = static_cast<int>(widths.size());
+  return {widest, sequence, replicas, micro_batch, recompute, std::move(widths), std::move(samples)};
+}
+
+inline void use_layout(Config& config, const Layout& layout) {
+  config.parallel.tensor = layout.tensor;
+  config.parallel.sequence = layout.sequence;
+  config.parallel.data = layout.data;
+  config.train.micro_batch_size = layout.micro_batch;
+  config.train.recompute = layout.recompute;
+}
 
 // Sizes that no layout divides without a rest.
 inline Config awkward_model(Precision precision) {

@@ -95,6 +95,32 @@ inline Config gemma4_dense(Precision precision) {
   return config;
 }
 
+// Fewer KV heads than leaves: the query heads of each are cut in four runs, on up to four ranks with a copy of it.
+inline Config grouped_qwen3(Precision precision) {
+  Config config = tied_qwen3(precision);
+  config.model.num_attention_heads = 8;
+  config.model.num_key_value_heads = 2;
+  return config;
+}
+
+// Runs of two, two and one query heads.
+inline Config uneven_qwen3(Precision precision) {
+  Config config = untied_qwen3(precision);
+  config.model.num_attention_heads = 10;
+  config.model.num_key_value_heads = 2;
+  config.numerics.leaves = 6;
+  return config;
+}
+
+// One KV head in full layers, which take their values from the keys, and two in the others.
+inline Config grouped_gemma4(Precision precision) {
+  Config config = gemma4_e_series(precision);
+  config.model.num_key_value_heads = 2;
+  config.model.num_global_key_value_heads = 1;
+  config.model.attention_k_eq_v = true;
+  return config;
+}
+
 // What a step leaves: the hash of its state, and what shows that it did something.
 struct HashedStep {
   StateDigest digest;
@@ -116,15 +142,11 @@ struct HashedRun {
 // Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups.
 using PrepareGroups = std::function<void(ProcessGroups& groups)>;
 inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {}) {
-  config.parallel.tensor = layout.tensor;
-  config.parallel.sequence = layout.sequence;
-  config.parallel.data = layout.data;
-  config.train.micro_batch_size = layout.micro_batch;
-  config.train.recompute = layout.recompute;
-  validate(config, layout.tensor * layout.data);
+  use_layout(config, layout);
+  if (layout.widths.empty()) validate(config, layout.tensor * layout.data);
   HashedRun run;
-  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
-    ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+  run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
+    ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
     const Stream stream(DeviceType::kCpu);
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));

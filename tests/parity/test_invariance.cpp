@@ -27,7 +27,10 @@ struct Model {
 const std::vector<Model> kModels = {{"Qwen3, tied", tied_qwen3, 8},
                                     {"Qwen3, untied", untied_qwen3, 6},
                                     {"Gemma 4 with per-layer embeddings", gemma4_e_series, 8},
-                                    {"Gemma 4, dense", gemma4_dense, 6}};
+                                    {"Gemma 4, dense", gemma4_dense, 6},
+                                    {"Qwen3, two KV heads", grouped_qwen3, 8},
+                                    {"Qwen3, two KV heads, uneven runs", uneven_qwen3, 6},
+                                    {"Gemma 4, two KV heads and one", grouped_gemma4, 8}};
 
 std::string describe(const Layout& layout) {
   return format("tensor {}{}, data {}, micro-batch {}, recompute {}", layout.tensor,
@@ -198,67 +201,85 @@ using Bits = std::vector<uint64_t>;  // of a run
 
 constexpr int64_t kEverySum = -1;
 
+enum class Sums { kTensor, kCopies, kData };  // over which ranks; kCopies: of KV heads
+
 // A run in which one sum of each rank, the number `which`, or every one is tampered with, and how many there were.
 struct Tampered {
   Bits bits;
   int64_t sums = 0;
 };
-Tampered tampered_run(const Layout& layout, std::unique_ptr<Communicator> ProcessGroups::*group, int64_t which,
-                      TamperRows tamper) {
+Tampered tampered_run(const Config& config, const Layout& layout, Sums sums, int64_t which, TamperRows tamper) {
   Tampered result;
-  const HashedRun run = train_hashed(control_run(), layout, [&](ProcessGroups& groups) {
-    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.*group));
+  const HashedRun run = train_hashed(config, layout, [&](ProcessGroups& groups) {
+    auto& group = sums == Sums::kData ? groups.data : groups.tensor;
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(group));
     const bool counts = groups.world->rank() == 0;
-    wrapped->tamper_with_all_to_all(
-        [&result, which, tamper, counts, next = int64_t{0}](const Tensor& received) mutable {
-          const int64_t number = next++;
-          if (counts) result.sums = next;
-          if (which != kEverySum && which != number) return;
-          const std::span<float> all = received.span<float>();
-          Rows rows;
-          for (size_t row = 0; row < 4; ++row) rows.push_back(all.subspan(row * all.size() / 4, all.size() / 4));
-          tamper(rows);
-        });
-    groups.*group = std::move(wrapped);
+    const auto after_exchange = [&result, which, tamper, counts, next = int64_t{0}](const Tensor& received) mutable {
+      const int64_t number = next++;
+      if (counts) result.sums = next;
+      if (which != kEverySum && which != number) return;
+      const std::span<float> all = received.span<float>();
+      Rows rows;
+      for (size_t row = 0; row < 4; ++row) rows.push_back(all.subspan(row * all.size() / 4, all.size() / 4));
+      tamper(rows);
+    };
+    if (sums == Sums::kCopies) {
+      wrapped->tamper_with_all_to_all_of_parts(after_exchange);
+    } else {
+      wrapped->tamper_with_all_to_all(after_exchange);
+    }
+    group = std::move(wrapped);
   });
   result.bits = run.bits();
   return result;
 }
 
+// Siblings may change places in all sums, but no sum may be in rank order or have two others swapped. Returns how many
+// sums there were.
+int64_t check_sums(const Config& config, const Layout& layout, Sums sums) {
+  const Bits one = train_hashed(config, {}).bits();
+  const Tampered same = tampered_run(config, layout, sums, kEverySum, swap_siblings);
+  CHECK(same.bits == one);
+  for (int64_t sum = 0; sum < same.sums; ++sum) {
+    INFO(describe(layout) << ", sum " << sum << " of " << same.sums);
+    CHECK(tampered_run(config, layout, sums, sum, add_in_rank_order).bits != one);
+    CHECK(tampered_run(config, layout, sums, sum, swap_others).bits != one);
+  }
+  return same.sums;
+}
+
 const std::vector<Layout> kFourTensorRanks = {{4, false, 1, 12}, {4, true, 1, 12}};
+
+// One KV head, whose four query heads are a leaf each.
+template <class Make>
+Config one_kv_head(Make make) {
+  Config config = make(Precision::kF32);
+  config.model.num_attention_heads = 4;
+  config.model.num_key_value_heads = 1;
+  config.model.num_global_key_value_heads = 0;
+  config.model.attention_k_eq_v = false;
+  config.numerics.leaves = 4;
+  config.numerics.workers = 4;
+  config.train.steps = 1;
+  return config;
+}
 
 }  // namespace
 
-TEST_CASE("control: siblings change places in every sum, and nothing changes") {
-  const Bits one = train_hashed(control_run(), {}).bits();
-  for (const Layout& layout : kFourTensorRanks) {
-    CHECK(tampered_run(layout, &ProcessGroups::tensor, kEverySum, swap_siblings).bits == one);
-  }
-  CHECK(tampered_run({1, false, 4, 3}, &ProcessGroups::data, kEverySum, swap_siblings).bits == one);
+TEST_CASE("control: a sum over tensor-parallel ranks has its order") {
+  for (const Layout& layout : kFourTensorRanks) CHECK(check_sums(control_run(), layout, Sums::kTensor) > 8);
 }
 
-TEST_CASE("control: one sum over tensor-parallel ranks in rank order, or of two others swapped, changes the bits") {
-  const Bits one = train_hashed(control_run(), {}).bits();
-  for (const Layout& layout : kFourTensorRanks) {
-    const int64_t sums = tampered_run(layout, &ProcessGroups::tensor, kEverySum, swap_siblings).sums;
-    CHECK(sums > 8);
-    for (int64_t sum = 0; sum < sums; ++sum) {
-      INFO(describe(layout) << ", sum " << sum << " of " << sums);
-      CHECK(tampered_run(layout, &ProcessGroups::tensor, sum, add_in_rank_order).bits != one);
-      CHECK(tampered_run(layout, &ProcessGroups::tensor, sum, swap_others).bits != one);
+TEST_CASE("control: a sum over data-parallel ranks has its order") {
+  CHECK(check_sums(control_run(), {1, false, 4, 3}, Sums::kData) > 8);
+}
+
+TEST_CASE("control: a sum over query heads has its order, and over what they add to the gradients of a KV head") {
+  CHECK(check_sums(one_kv_head(tied_qwen3), kFourTensorRanks.back(), Sums::kTensor) > 8);
+  for (const Config& config : {one_kv_head(tied_qwen3), one_kv_head(grouped_gemma4)}) {
+    for (const Layout& layout : kFourTensorRanks) {
+      CHECK(check_sums(config, layout, Sums::kCopies) == config.model.num_hidden_layers);
     }
-  }
-}
-
-TEST_CASE("control: one sum over data-parallel ranks in rank order, or of two others swapped, changes the bits") {
-  const Bits one = train_hashed(control_run(), {}).bits();
-  const Layout layout{1, false, 4, 3};
-  const int64_t sums = tampered_run(layout, &ProcessGroups::data, kEverySum, swap_siblings).sums;
-  CHECK(sums > 8);
-  for (int64_t sum = 0; sum < sums; ++sum) {
-    INFO("sum " << sum << " of " << sums);
-    CHECK(tampered_run(layout, &ProcessGroups::data, sum, add_in_rank_order).bits != one);
-    CHECK(tampered_run(layout, &ProcessGroups::data, sum, swap_others).bits != one);
   }
 }
 

@@ -1,79 +1,13 @@
 // A model with awkward sizes, trained for a few steps at many layouts: losses, norms and weights are those of one rank.
 #include <cmath>
-#include <map>
 
-#include "awkward_models.h"
-#include "comm/thread_communicator.h"
-#include "parallel/logical_tensor.h"
-#include "support/rank_checks.h"
-#include "train/step.h"
+#include "support/catch.h"
+#include "trajectory.h"
 
 using namespace invar;
 using namespace invar::test;
 
 namespace {
-
-struct Trajectory {
-  std::vector<double> losses;
-  std::vector<double> norms;
-  double validation = 0;
-  std::map<std::string, std::vector<float>> initial;  // logical tensors
-  std::map<std::string, std::vector<float>> trained;
-};
-
-std::map<std::string, std::vector<float>> collect_all(const TrainState& state, const ProcessGroups& groups) {
-  std::map<std::string, std::vector<float>> all;
-  for (const Weight& weight : state.parameters().weights()) {
-    for (const Parameter& parameter : weight.parameters) {
-      all[parameter.name] =
-          collect_logical(*groups.tensor, state.stream(), state.parameters().flat_values(), weight, parameter);
-    }
-  }
-  return all;
-}
-
-Trajectory train(Config config, const Layout& layout) {
-  config.parallel.tensor = layout.tensor;
-  config.parallel.sequence = layout.sequence;
-  config.parallel.data = layout.data;
-  config.train.micro_batch_size = layout.micro_batch;
-  config.train.recompute = layout.recompute;
-  Trajectory trajectory;
-  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
-    const ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
-    const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
-    state.adopt_values();
-    auto initial = collect_all(state, groups);
-    TokenRequest request;
-    request.sequence_length = config.train.sequence_length;
-    request.vocab_size = config.model.vocab_size;
-    request.seed = config.train.seed;
-    const auto source = make_token_source(config.data, request);
-    const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
-    std::vector<double> losses;
-    std::vector<double> norms;
-    for (int64_t step = 0; step < config.train.steps; ++step) {
-      const StepResult result = run_step(state, config, groups, load_micro_batches(config, groups, data, step), step);
-      losses.push_back(result.loss);
-      norms.push_back(result.grad_norm);
-    }
-    const double validation = run_evaluation(state, config, groups, data).value();
-    auto trained = collect_all(state, groups);
-    if (world.rank() == 0) trajectory = {losses, norms, validation, std::move(initial), std::move(trained)};
-  });
-  return trajectory;
-}
-
-double worst_weight_error(const Trajectory& a, const Trajectory& b) {
-  double worst = 0;
-  for (const auto& [name, values] : a.trained) {
-    const auto& other = b.trained.at(name);
-    for (size_t i = 0; i < values.size(); ++i) worst = std::max(worst, std::abs(double{values[i]} - other[i]));
-  }
-  return worst;
-}
 
 double mean_weight_error(const Trajectory& a, const Trajectory& b) {
   double sum = 0;

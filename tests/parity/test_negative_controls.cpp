@@ -181,8 +181,8 @@ Outcome run_unequal(int data, size_t micro_steps, bool mean_of_means) {
     const Weight& embedding = state.parameters().weight(0);
     std::vector<float> gradient(static_cast<size_t>(embedding.gradient.numel()));
     const auto keep = [&] {
-      for (const auto& bucket : state.ownership().buckets()) {
-        const Range own = intersect(bucket.owned(world.rank()), embedding.elements());
+      for (const auto& piece : state.ownership().pieces()) {
+        const Range own = intersect(piece.elements, embedding.elements());
         const std::vector<float> values = read_f32(stream, state.parameters().flat_gradients(), own);
         std::copy(values.begin(), values.end(), gradient.begin() + (own.begin - embedding.offset));
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <deque>
 #include <limits>
 #include <numeric>
 
@@ -330,6 +331,37 @@ void all_to_all_case(Communicator& world, Findings& findings) {
   });
 }
 
+// Rank `from` sends (from + 2 * to + 1) % 4 messages to `to`, of growing sizes, an empty one first.
+void exchange_case(Communicator& world, Findings& findings) {
+  for_each_dtype([&]<class T>(T) {
+    for (const int64_t step : {int64_t{1}, int64_t{17}, kLarge / 16}) {
+      const auto messages = [](int from, int to) { return from == to ? 0 : (from + 2 * to + 1) % 4; };
+      std::deque<GuardedBuffer<T>> buffers;
+      std::vector<Message> sends, receives;
+      for (int peer = 0; peer < world.size(); ++peer) {
+        for (int i = 0; i < messages(world.rank(), peer); ++i) {
+          buffers.emplace_back(i * step, [&](int64_t at) { return token<T>(world.rank(), peer + i, at); });
+          sends.push_back({buffers.back().tensor(), peer});
+        }
+        for (int i = 0; i < messages(peer, world.rank()); ++i) {
+          buffers.emplace_back(i * step);
+          receives.push_back({buffers.back().tensor(), peer});
+        }
+      }
+      world.exchange(kStream, sends, receives);
+      auto buffer = buffers.begin();
+      for (int peer = 0; peer < world.size(); ++peer) {
+        for (int i = 0; i < messages(world.rank(), peer); ++i, ++buffer) {
+          compare(findings, "exchange's send", *buffer, [&](int64_t at) { return token<T>(world.rank(), peer + i, at); });
+        }
+        for (int i = 0; i < messages(peer, world.rank()); ++i, ++buffer) {
+          compare(findings, "exchange", *buffer, [&](int64_t at) { return token<T>(peer, world.rank() + i, at); });
+        }
+      }
+    }
+  });
+}
+
 void broadcast_case(Communicator& world, Findings& findings) {
   for_each_dtype([&]<class T>(T) {
     for (int root = 0; root < world.size(); ++root) {
@@ -391,6 +423,7 @@ std::vector<SuiteCase> collective_cases() {
           {"all_gather", all_gather_case},
           {"reduce_scatter", reduce_scatter_case},
           {"all_to_all", all_to_all_case},
+          {"exchange", exchange_case},
           {"broadcast", broadcast_case},
           {"point to point", point_to_point_case},
           {"values", values_case}};

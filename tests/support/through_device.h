@@ -47,6 +47,20 @@ class ThroughDevice final : public Communicator {
     inner_->all_to_all(stream_, from.tensor(), send_counts, to.tensor(), receive_counts);
     to.back(receive);
   }
+  void exchange(const Stream&, std::span<const Message> sends, std::span<const Message> receives) override {
+    std::vector<std::unique_ptr<Copy>> copies;
+    std::vector<Message> from, to;
+    for (const Message& message : sends) {
+      copies.push_back(std::make_unique<Copy>(stream_, message.buffer));
+      from.push_back({copies.back()->tensor(), message.peer});
+    }
+    for (const Message& message : receives) {
+      copies.push_back(std::make_unique<Copy>(stream_, message.buffer));
+      to.push_back({copies.back()->tensor(), message.peer});
+    }
+    inner_->exchange(stream_, from, to);
+    for (size_t i = 0; i < receives.size(); ++i) copies[sends.size() + i]->back(receives[i].buffer);
+  }
   void broadcast(const Stream&, const Tensor& buffer, int root) override {
     const Copy on_device(stream_, buffer);
     inner_->broadcast(stream_, on_device.tensor(), root);

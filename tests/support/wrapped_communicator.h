@@ -25,12 +25,19 @@ class WrappedCommunicator : public Communicator {
   using AfterScatter = std::function<void(const std::vector<float>& sent, int64_t own_begin, const Tensor& received)>;
   void tamper_with_reduce_scatter(AfterScatter tamper) { after_scatter_ = std::move(tamper); }
 
-  // Called after each all_to_all with what this rank got.
+  // Called after each all_to_all or exchange with what this rank got.
   using AfterExchange = std::function<void(const Tensor& received)>;
   void tamper_with_all_to_all(AfterExchange tamper) { after_exchange_ = std::move(tamper); }
 
+  // The same in groups that are formed out of this one.
+  void tamper_with_all_to_all_of_parts(AfterExchange tamper) { after_exchange_of_parts_ = std::move(tamper); }
+
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
-    return inner_->split(color, key, std::move(name));
+    std::unique_ptr<Communicator> part = inner_->split(color, key, std::move(name));
+    if (!after_exchange_of_parts_) return part;
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(part));
+    wrapped->tamper_with_all_to_all(after_exchange_of_parts_);
+    return wrapped;
   }
   void all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
     const std::function<void()> undo = tamper_ ? tamper_(buffer) : std::function<void()>();
@@ -55,6 +62,10 @@ class WrappedCommunicator : public Communicator {
     inner_->all_to_all(stream, send, send_counts, receive, receive_counts);
     if (after_exchange_) after_exchange_(receive);
   }
+  void exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+    inner_->exchange(stream, sends, receives);
+    if (after_exchange_ && !receives.empty()) after_exchange_(receives.front().buffer);
+  }
   void broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     inner_->broadcast(stream, buffer, root);
   }
@@ -67,6 +78,7 @@ class WrappedCommunicator : public Communicator {
   Tamper tamper_;
   AfterScatter after_scatter_;
   AfterExchange after_exchange_;
+  AfterExchange after_exchange_of_parts_;
 };
 
 }  // namespace invar

@@ -15,6 +15,7 @@
 #include "ops/attention_check.h"
 #include "ops/cuda/attention_backends.h"
 #include "ops/cuda/cudnn_gather.h"
+#include "ops/cuda/operations.h"
 
 namespace invar::ops::cuda {
 namespace {

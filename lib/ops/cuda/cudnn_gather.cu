@@ -4,31 +4,6 @@
 namespace invar::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kVector = 8;  // bf16 in 16 bytes
-
-// The heads of one group lie one after another: a row is `groups` runs of `run` vectors.
-struct Runs {
-  uint4* first;
-  int64_t row;
-  int64_t group;
-};
-
-// A block per token.
-__global__ void __launch_bounds__(kThreads) copy_runs(Runs from, Runs to, int row_vectors, int run) {
-  const int64_t token = blockIdx.x;
-  for (int i = static_cast<int>(threadIdx.x); i < row_vectors; i += kThreads) {
-    const int group = i / run;
-    const int rest = i - group * run;
-    to.first[token * to.row + group * to.group + rest] = from.first[token * from.row + group * from.group + rest];
-  }
-}
-
-Runs runs_of(const HeadView& view) {
-  return {reinterpret_cast<uint4*>(view.buffer.data<BF16>() + view.offset), view.token_stride() / kVector,
-          view.group_stride / kVector};
-}
-
 constexpr int kTile = 32;
 constexpr int kTileRows = 8;  // rows of a tile that a block moves at once
 
@@ -57,15 +32,6 @@ unsigned tiles(int64_t n) {
 }
 
 }  // namespace
-
-void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to) {
-  if (from.tokens() == 0) return;
-  const auto run = static_cast<int>(from.heads_per_group * from.head_dim / kVector);
-  const int row_vectors = static_cast<int>(from.groups) * run;
-  copy_runs<<<static_cast<unsigned>(from.tokens()), kThreads, 0, cuda_handle(stream)>>>(runs_of(from), runs_of(to),
-                                                                                        row_vectors, run);
-  check_launch("copy_heads");
-}
 
 void transpose_batch(const Stream& stream, const float* from, float* to, int64_t batch, int64_t rows, int64_t cols) {
   if (batch * rows * cols == 0) return;

@@ -218,6 +218,47 @@ void add_total(const Stream& stream, std::string_view op, const Tensor& x, Accum
   sum_rows(stream, op, x.data<float>(), 1, x.numel(), accumulate, true, total.data<double>());
 }
 
+// The heads of one group lie one after another: a row is `groups` runs of `run` units.
+template <class Unit>
+struct HeadRuns {
+  HeadRuns(const HeadView& view, int64_t unit)  // elements of one
+      : first(static_cast<Unit*>(view.buffer.raw()) + view.offset / unit),
+        row(view.token_stride() / unit),
+        group(view.group_stride / unit) {}
+
+  Unit* first;
+  int64_t row;
+  int64_t group;
+};
+
+constexpr int kHeadThreads = 256;
+
+// A block per token.
+template <class Unit>
+__global__ void __launch_bounds__(kHeadThreads)
+    copy_head_runs(HeadRuns<Unit> from, HeadRuns<Unit> to, int units, int run) {
+  const int64_t token = blockIdx.x;
+  for (int i = static_cast<int>(threadIdx.x); i < units; i += kHeadThreads) {
+    const int group = i / run;
+    const int rest = i - group * run;
+    to.first[token * to.row + group * to.group + rest] = from.first[token * from.row + group * from.group + rest];
+  }
+}
+
+bool in_units(const HeadView& view, int64_t unit) {
+  return is_aligned({view.buffer.raw()}) && view.offset % unit == 0 && view.token_stride() % unit == 0 &&
+         view.group_stride % unit == 0 && view.head_dim % unit == 0;
+}
+
+template <class Unit>
+void copy_heads_as(const Stream& stream, const HeadView& from, const HeadView& to, int64_t unit) {
+  const auto run = static_cast<int>(from.heads_per_group * from.head_dim / unit);
+  const auto blocks = static_cast<unsigned>(from.tokens());
+  copy_head_runs<Unit><<<blocks, kHeadThreads, 0, cuda_handle(stream)>>>(
+      HeadRuns<Unit>(from, unit), HeadRuns<Unit>(to, unit), static_cast<int>(from.groups) * run, run);
+  check_launch("copy_heads");
+}
+
 }  // namespace
 
 void zero(const Stream& stream, const Tensor& x) {
@@ -245,6 +286,14 @@ void copy(const Stream& stream, const Tensor& from, const Tensor& to) {
   } else {
     convert(elements<BF16>(from), elements<float>(to));
   }
+}
+
+void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to) {
+  if (from.tokens() == 0) return;
+  const int64_t unit = static_cast<int64_t>(sizeof(uint4)) / size_of(from.buffer.dtype());
+  if (in_units(from, unit) && in_units(to, unit)) return copy_heads_as<uint4>(stream, from, to, unit);
+  if (from.buffer.dtype() == DType::kF32) return copy_heads_as<uint32_t>(stream, from, to, 1);
+  copy_heads_as<uint16_t>(stream, from, to, 1);
 }
 
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out) {

@@ -19,6 +19,7 @@ namespace invar::ops::cuda {
 
 void zero(const Stream& stream, const Tensor& x);
 void copy(const Stream& stream, const Tensor& from, const Tensor& to);
+void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to);
 void add(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
 void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tensor& out);
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x);

@@ -14,6 +14,9 @@ void zero(const Stream&, const Tensor&) {
 void copy(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
+void copy_heads(const Stream&, const HeadView&, const HeadView&) {
+  refuse();
+}
 void add(const Stream&, const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }

@@ -16,6 +16,7 @@ enum class Fault {
   kAllReduceOrder,      // adds in descending rank order
   kReduceScatterOrder,  // starts behind the rank that gets the sum, as a ring does
   kAllToAll,
+  kExchange,
   kBroadcast,
   kReceive,
   kOverrun,         // one byte behind the tensor
@@ -62,6 +63,17 @@ class FaultyCommunicator final : public Communicator {
                   std::span<const int64_t> receive_counts) override {
     guarded(receive, [&] { inner_.all_to_all(stream, send, send_counts, receive, receive_counts); });
     spoil(Fault::kAllToAll, receive);
+  }
+  void exchange(const Stream& stream, std::span<const Message> sends, std::span<const Message> receives) override {
+    if (fault_ == Fault::kMisuseAllowed) {
+      try {
+        inner_.exchange(stream, sends, receives);
+      } catch (const Error&) {
+      }
+      return;
+    }
+    inner_.exchange(stream, sends, receives);
+    if (!receives.empty()) spoil(Fault::kExchange, receives.back().buffer);
   }
   void broadcast(const Stream& stream, const Tensor& buffer, int root) override {
     guarded(buffer, [&] { inner_.broadcast(stream, buffer, root); });
@@ -136,6 +148,7 @@ TEST_CASE("the suite finds each fault") {
                  {Fault::kAllReduceOrder, "order of sums"}, {Fault::kReduceScatterOrder, "order of sums"},
                  {Fault::kReduceScatter, "reduce_scatter"}, {Fault::kAllToAll, "all_to_all"},
                  {Fault::kBroadcast, "broadcast"},          {Fault::kReceive, "point to point"},
+                 {Fault::kExchange, "exchange"},
                  {Fault::kOverrun, "all_gather"},           {Fault::kSendTouched, "all_gather"},
                  {Fault::kSkippedBarrier, "barrier"},       {Fault::kKeyIgnored, "split"},
                  {Fault::kKeyIgnored, "nested split"},      {Fault::kNamelessGroup, "split"},

@@ -18,11 +18,12 @@ Config config_of(const char* preset, int64_t sequence_length) {
   return config;
 }
 
-// "name units", joined.
+// "name units of parts", joined.
 std::string sites_text(const char* preset) {
   std::string text;
   for (const SumSite& site : sum_sites(preset_model(preset))) {
-    text += format("{} {}{}; ", site.name, site.units, site.may_be_uneven ? " any" : "");
+    const std::string parts = site.parts > 1 ? format(" of {}", site.parts) : "";
+    text += format("{} {}{}{}; ", site.name, site.units, parts, site.may_be_uneven ? " any" : "");
   }
   return text;
 }
@@ -43,6 +44,24 @@ TEST_CASE("the text of a contract names every constant") {
   CHECK(contract.describe() == contract.hash() +
                                    ": version 1, precision bf16, arithmetic mma-k16-sm90, leaves 8, workers 16, "
                                    "token_block 64, head_chunk_tokens 2048");
+}
+
+TEST_CASE("a contract names the runs of query heads where a KV head has several") {
+  const auto runs = [](const char* preset, int64_t leaves) {
+    Config config = config_of(preset, 4096);
+    config.numerics.leaves = leaves;
+    const NumericsContract contract = numerics_contract(config, "fma-chain");
+    const std::string line = format("head_runs {}\n", contract.head_runs);
+    CHECK(contract.text().ends_with(line) == (contract.head_runs > 1));
+    CHECK((contract.text().find("head_runs") != std::string::npos) == (contract.head_runs > 1));
+    return contract.head_runs;
+  };
+  CHECK(runs("qwen3-0.6b", 8) == 1);
+  CHECK(runs("qwen3-0.6b", 16) == 2);
+  CHECK(runs("gemma4-e2b", 1) == 1);
+  CHECK(runs("gemma4-e2b", 8) == 8);
+  CHECK(runs("gemma4-31b", 4) == 1);
+  CHECK(runs("gemma4-31b", 8) == 2);  // of the four KV heads of full layers
 }
 
 TEST_CASE("only tensor cores have another arithmetic") {
@@ -85,6 +104,7 @@ TEST_CASE("the first difference of two contracts is named with both values") {
   differs([](NumericsContract& c) { c.workers = 16; }, "workers", "8", "16");
   differs([](NumericsContract& c) { c.token_block = 32; }, "token_block", "64", "32");
   differs([](NumericsContract& c) { c.head_chunk_tokens = 1024; }, "head_chunk_tokens", "2048", "1024");
+  differs([](NumericsContract& c) { c.head_runs = 2; }, "head_runs", "none", "2");
 
   // Of another version: a field too many, at either side.
   const auto more = first_difference(contract.text() + "new 3\n", contract.text());
@@ -127,13 +147,14 @@ TEST_CASE("the logits of a chunk of tokens stay below a limit") {
 }
 
 TEST_CASE("the sites of a model are what tensor parallelism cuts") {
-  CHECK(sites_text("qwen3-0.6b") == "key and value heads 8; FFN blocks 96; vocabulary units 9496 any; ");
+  CHECK(sites_text("qwen3-0.6b") == "key and value heads 8 of 2; FFN blocks 96; vocabulary units 9496 any; ");
   // 12288 wide sharing layers beside 6144 wide ones; 256 columns of per-layer inputs in blocks of 32.
   CHECK(sites_text("gemma4-e2b") ==
-        "key and value heads 1; FFN blocks 192; FFN blocks of sharing layers 384; "
+        "key and value heads 1 of 8; FFN blocks 192; FFN blocks of sharing layers 384; "
         "blocks of the per-layer inputs 8; vocabulary units 16384 any; ");
   CHECK(sites_text("gemma4-31b") ==
-        "key and value heads 16; key and value heads of full layers 4; FFN blocks 672; vocabulary units 16384 any; ");
+        "key and value heads 16 of 2; key and value heads of full layers 4 of 8; FFN blocks 672; vocabulary units "
+        "16384 any; ");
 }
 
 TEST_CASE("data ranks begin where workers do") {

@@ -43,11 +43,7 @@ TEST_CASE("constants of the contract are of invariant numerics alone") {
 }
 
 TEST_CASE("invariant: tensor ranks hold whole leaves") {
-  for (const int tensor : {1, 2, 4}) accepts(invariant_tensor(tensor), tensor);
-  refuses(invariant_tensor(8),
-          "parallel.tensor = 8 exceeds 4 key and value heads, of which a rank holds whole ones with "
-          "numerics.reduction: invariant (model.num_key_value_heads)",
-          "use 1, 2 or 4, or numerics.reduction: fast", 8);
+  for (const int tensor : {1, 2, 4}) accepts(invariant_tensor(tensor, false, 4), tensor);
   refuses(invariant_tensor(4, false, 2),
           "parallel.tensor = 4 exceeds 2 leaves, which ranks hold whole (numerics.leaves)",
           "use 1 or 2, or numerics.leaves: 4 (other bits)");
@@ -56,7 +52,7 @@ TEST_CASE("invariant: tensor ranks hold whole leaves") {
   // Three of four heads: as without leaves.
   refuses(invariant_tensor(3),
           "parallel.tensor = 3 does not divide 4 leaves of 4 key and value heads equally (model.num_key_value_heads)",
-          "use 1, 2 or 4 (at 3 ranks 1), or parallel.uneven: true", 3);
+          "use 1, 2, 4 or 8 (at 3 ranks 1), or parallel.uneven: true", 3);
   accepts(invariant_tensor(3, true), 1 * 3);
 
   // 96 FFN blocks divide by 3, but not 8 leaves of them.
@@ -81,6 +77,35 @@ TEST_CASE("invariant: tensor ranks hold whole leaves") {
   accepts(six_heads(6, false, 6), 6);
 }
 
+TEST_CASE("invariant: tensor ranks beyond the key and value heads hold whole runs of query heads") {
+  for (const int tensor : {1, 2, 4, 8}) accepts(invariant_tensor(tensor), tensor);  // eight leaves of a head each
+  refuses(invariant_tensor(8, false, 4), "parallel.tensor = 8 exceeds 4 leaves, which ranks hold whole",
+          "use 1, 2 or 4, or numerics.leaves: 8 (other bits)", 8);
+  refuses(invariant_tensor(16, true, 16), "parallel.tensor = 16 exceeds 8 query heads (model.num_attention_heads)",
+          "use at most 8", 16);
+  refuses(invariant_tensor(6), "parallel.tensor = 6 is no multiple of 4 key and value heads",
+          "use 1, 2, 4 or 8 (at 6 ranks 1 or 2), or parallel.uneven: true", 6);
+  accepts(invariant_tensor(6, true), 6);
+  // Six are wanted, but each of the four groups has two runs or one.
+  refuses(invariant_tensor(8, true, 6), "parallel.tensor = 8 exceeds 6 leaves", "use at most 6", 8);
+
+  const auto three_each = [](int tensor, bool uneven, int64_t leaves) {
+    return [=](Config& c) {
+      invariant_tensor(tensor, uneven, leaves)(c);
+      c.model.num_attention_heads = 6, c.model.num_key_value_heads = 2;
+    };
+  };
+  refuses(three_each(4, false, 8),
+          "parallel.tensor = 4 does not divide 6 leaves of 6 query heads equally (model.num_attention_heads)",
+          "use 1 or 2, or parallel.uneven: true", 4);
+  accepts(three_each(4, true, 8), 4);
+  accepts(three_each(6, false, 6), 6);
+  // Runs of two and of one head.
+  refuses(three_each(4, false, 4), "parallel.tensor = 4 does not divide 4 leaves of 6 query heads equally",
+          "or parallel.uneven: true", 4);
+  accepts(three_each(4, true, 4), 4);
+}
+
 TEST_CASE("invariant: every kind of layer has its leaves") {
   const auto gemma = [](int tensor, int64_t global_heads, int64_t per_layer) {
     return [=](Config& c) {
@@ -93,7 +118,8 @@ TEST_CASE("invariant: every kind of layer has its leaves") {
   };
   accepts(gemma(4, 0, 0));
   accepts(gemma(2, 2, 8), 2);
-  refuses(gemma(4, 2, 8), "parallel.tensor = 4 exceeds 2 key and value heads of full layers", "use 1 or 2");
+  accepts(gemma(4, 2, 8), 4);  // two ranks for each of the full layers' heads
+  accepts(gemma(8, 1, 8), 8);
   refuses(gemma(4, 4, 3), "parallel.tensor = 4 exceeds 3 blocks of the per-layer inputs", "use 1");
 }
 

@@ -31,8 +31,9 @@ std::vector<int32_t> global_batch(const Sampler& sampler, int64_t step, int64_t 
   std::vector<int32_t> firsts;
   Batch batch;
   for (int64_t rank = 0; rank < dp_size; ++rank) {
+    const Range own{kGlobalBatch / dp_size * rank, kGlobalBatch / dp_size * (rank + 1)};
     for (int64_t m = 0; m < kGlobalBatch / dp_size / micro_batch; ++m) {
-      load_micro_batch(source, sampler, step, {kGlobalBatch, micro_batch, rank, dp_size, m}, batch);
+      load_micro_batch(source, sampler, step, {kGlobalBatch, micro_batch, own, m}, batch);
       REQUIRE(std::ssize(batch.tokens) == micro_batch * 3);
       for (size_t b = 0; b < batch.tokens.size(); b += 3) firsts.push_back(batch.tokens[b]);
     }
@@ -46,7 +47,7 @@ TEST_CASE("tokens are the first S of each sample, labels the last S, samples in 
   const Sampler sampler(SampleOrder::kSequential, 20, 1);
   Batch batch;
   // Step 1 holds positions 8 to 15; rank 1 of 2 the last four; its micro-step 1 the last two.
-  load_micro_batch(CountingSource(), sampler, 1, {kGlobalBatch, 2, 1, 2, 1}, batch);
+  load_micro_batch(CountingSource(), sampler, 1, {kGlobalBatch, 2, {4, 8}, 1}, batch);
   CHECK(batch.tokens == std::vector<int32_t>{1400, 1401, 1402, 1500, 1501, 1502});
   CHECK(batch.labels == std::vector<int32_t>{1401, 1402, 1403, 1501, 1502, 1503});
 }
@@ -72,9 +73,9 @@ TEST_CASE("positions whose input ends a document do not count") {
   const Sampler sampler(SampleOrder::kSequential, 20, 1);
   Batch plain;
   Batch masked;
-  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, plain);
+  load_micro_batch(source, sampler, 0, {4, 4, {0, 4}, 0}, plain);
   const int32_t eod = plain.tokens[1];
-  load_micro_batch(source, sampler, 0, {4, 4, 0, 1, 0}, masked, {eod, true, false});
+  load_micro_batch(source, sampler, 0, {4, 4, {0, 4}, 0}, masked, {eod, true, false});
   REQUIRE(masked.tokens == plain.tokens);
   for (size_t i = 0; i < plain.tokens.size(); ++i) {
     REQUIRE(masked.labels[i] == (plain.tokens[i] == eod ? -1 : plain.labels[i]));
@@ -106,17 +107,17 @@ TEST_CASE("a document begins after the end of the one before it, and with the sa
                             {9, 9, 9, 9, 9}});
   const Sampler sampler(SampleOrder::kSequential, 6, 1);
   Batch batch;
-  load_micro_batch(source, sampler, 0, {6, 6, 0, 1, 0}, batch, {kEod, false, true});
+  load_micro_batch(source, sampler, 0, {6, 6, {0, 6}, 0}, batch, {kEod, false, true});
   CHECK(batch.document_starts ==
         std::vector<int32_t>{0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 0, 1, 2, 3});
   CHECK(std::ranges::none_of(batch.labels, [](int32_t label) { return label < 0; }));
   const std::vector<int32_t> labels = batch.labels;
 
-  load_micro_batch(source, sampler, 0, {6, 2, 0, 1, 1}, batch, {kEod, true, true});
+  load_micro_batch(source, sampler, 0, {6, 2, {0, 6}, 1}, batch, {kEod, true, true});
   CHECK(batch.document_starts == std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0});
   CHECK(batch.labels == std::vector<int32_t>{2, 3, 9, -1, 2, 3, 4, 9});
 
-  load_micro_batch(source, sampler, 0, {6, 6, 0, 1, 0}, batch, {kEod, false, false});
+  load_micro_batch(source, sampler, 0, {6, 6, {0, 6}, 0}, batch, {kEod, false, false});
   CHECK(batch.document_starts.empty());
   CHECK(batch.labels == labels);
 }
@@ -126,8 +127,7 @@ TEST_CASE("a geometry that does not fit is a fault") {
   const Sampler sampler(SampleOrder::kSequential, 20, 1);
   Batch batch;
   const auto load = [&](BatchGeometry geometry) { load_micro_batch(source, sampler, 0, geometry, batch); };
-  require_error(ErrorKind::kFault, {"global batch 8 with micro-batch 3"}, [&] { load({8, 3, 0, 1, 0}); });
-  require_error(ErrorKind::kFault, {"3 data-parallel ranks"}, [&] { load({8, 2, 0, 3, 0}); });
-  require_error(ErrorKind::kFault, {"rank 2 of 2"}, [&] { load({8, 2, 2, 2, 0}); });
-  require_error(ErrorKind::kFault, {"micro-step 2"}, [&] { load({8, 2, 0, 2, 2}); });
+  require_error(ErrorKind::kFault, {"samples [0, 8) of 8 in micro-batches of 3"}, [&] { load({8, 3, {0, 8}, 0}); });
+  require_error(ErrorKind::kFault, {"samples [4, 10) of 8"}, [&] { load({8, 2, {4, 10}, 0}); });
+  require_error(ErrorKind::kFault, {"micro-step 2"}, [&] { load({8, 2, {0, 4}, 2}); });
 }

@@ -63,8 +63,8 @@ inline Values loss_weights(const Slot& output) {
   return normal_values("c of " + output.name, output.rows * output.cols);
 }
 
-// What one rank knows of a logical matrix: zero where it holds nothing. Copies are equal on all ranks; otherwise the
-// matrix is the sum over ranks.
+// What one rank knows of a logical matrix: zero where it holds nothing, or where some ranks hold copies and it is not
+// the first of them. Copies are equal on all ranks; otherwise the matrix is the sum over ranks.
 struct Share {
   bool copy = false;
   Values values;
@@ -152,15 +152,17 @@ class Rank {
       for (const Parameter& parameter : weight.parameters) {
         if (!parameter.trained) continue;
         Share& mine = gradients[parameter.name];
-        mine.copy = parameter.replicas != nullptr && !parameter.partial_gradient;
+        mine.copy = is_copy(parameter) && parameter.replicas->size() == groups.tensor->size();
         mine.values.assign(static_cast<size_t>(parameter.numel()), 0.0);
       }
     }
     table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
       if (!parameter.trained) return;
-      Values& values = gradients.at(parameter.name).values;
+      Share& mine = gradients.at(parameter.name);
+      const bool elsewhere = is_copy(parameter) && !mine.copy && !parameter.counted();
+      Values& values = mine.values;
       for_each_element(weight, parameter, run, elements, [&](size_t logical, int64_t stored) {
-        values[logical] = finite(flat[stored]);
+        values[logical] = elsewhere ? 0.0 : finite(flat[stored]);
         outside -= flat[stored] != 0;
       });
     });
@@ -187,6 +189,9 @@ class Rank {
   std::map<std::string, Share> gradients;
 
  private:
+  static bool is_copy(const Parameter& parameter) {
+    return parameter.replicas != nullptr && !parameter.partial_gradient;
+  }
   static double finite(float value) {
     if (!std::isfinite(value)) throw std::logic_error("a value that is not finite");
     return static_cast<double>(value);

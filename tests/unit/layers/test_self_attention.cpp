@@ -57,7 +57,7 @@ LayerCase attention_case(const AttentionSpec& spec, int64_t rotated_pairs = kHea
 
 Range kv_columns(int size, int rank) {
   const AttentionSpec spec = gemma4_attention();
-  const Range heads = partition_heads(spec.query_heads, spec.kv_heads, size, rank).kv_heads;
+  const Range heads = partition_heads(spec.query_heads, spec.kv_heads, 0, size, rank).kv_heads;
   return {heads.begin * 2 * kHeadDim, heads.end * 2 * kHeadDim};
 }
 
@@ -236,6 +236,52 @@ TEST_CASE("attention: cut over ranks it is the same") {
   }
   SECTION("documents") {
     check_layouts(with_documents(attention_case(gemma4_attention())));
+  }
+}
+
+// With eight leaves runs of query heads are leaves.
+void check_fixed_order(const LayerCase& layer_case, int widest) {
+  constexpr int64_t kLeaves = 8;
+  const Named point = start_point(layer_case);
+  const Pass any = run(layer_case, point, {}), one = run(layer_case, point, {1, false, kLeaves});
+  const Named outputs = combine(one.outputs), gradients = combine(one.gradients);
+  const auto largest = [](const std::map<std::string, double>& all) {
+    return std::ranges::max_element(all, {}, [](const auto& entry) { return entry.second; })->second;
+  };
+  CHECK(largest(differences(outputs, combine(any.outputs))) < kLayoutTolerance);
+  CHECK(largest(differences(gradients, combine(any.gradients))) < kLayoutTolerance);
+  CHECK(gradients != combine(any.gradients));
+  for (int tensor = 2; tensor <= widest; ++tensor) {
+    for (const bool sequence : {false, true}) {
+      INFO("tensor " << tensor << ", sequence " << sequence);
+      const Pass cut = run(layer_case, point, {tensor, sequence, kLeaves});
+      CHECK(combine(cut.outputs) == outputs);
+      CHECK(combine(cut.gradients) == gradients);
+    }
+  }
+}
+
+TEST_CASE("attention: in fixed order it is the same to the bit, whatever ranks have copies of KV heads") {
+  SECTION("Qwen3, pairs of query heads") {
+    check_fixed_order(attention_case(qwen3_attention()), 6);
+  }
+  SECTION("Qwen3, one KV head with query heads in runs of two and one") {
+    AttentionSpec spec = qwen3_attention();
+    spec.query_heads = 10;
+    spec.kv_heads = 1;
+    check_fixed_order(attention_case(spec), 8);
+  }
+  SECTION("values from keys, a window") {
+    check_fixed_order(attention_case(with_window(with_values_from_keys(gemma4_attention()), 4)), 8);
+  }
+  SECTION("shared keys and values") {
+    check_fixed_order(sharing_case(false), 8);
+  }
+  SECTION("shared keys and values, values from keys") {
+    check_fixed_order(sharing_case(true), 8);
+  }
+  SECTION("documents") {
+    check_fixed_order(with_documents(attention_case(gemma4_attention())), 8);
   }
 }
 

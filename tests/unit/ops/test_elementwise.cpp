@@ -57,6 +57,31 @@ TEST_CASE("copy to bf16 at ties and at the ends of the range") {
   CHECK(std::isnan(y[5]));
 }
 
+TEST_CASE("heads go to another place, and nothing beside them changes") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  constexpr int64_t kTokens = 300, kGroups = 2, kHeads = 3, kDim = 10;
+  const HostTensor source = random_tensor(dtype, {kTokens, 83}, 1), before = random_tensor(dtype, {kTokens, 71}, 2);
+  for (const Stream& stream : {kCpu, kTwoThreads}) {
+    HostTensor target = before;
+    const HeadView from{source, kGroups, kHeads, kDim, 40, 11}, to{target, kGroups, kHeads, kDim, 33, 4};
+    copy_heads(stream, from, to);
+    HostTensor expected = before;
+    for (int64_t token = 0; token < kTokens; ++token) {
+      for (int64_t head = 0; head < kGroups * kHeads; ++head) {
+        for (int64_t i = 0; i < kDim; ++i) {
+          expected.set(static_cast<size_t>(to.index(token, head) + i),
+                       source[static_cast<size_t>(from.index(token, head) + i)]);
+        }
+      }
+    }
+    CHECK(target.same_bits(expected));
+    CHECK_FALSE(target.same_bits(before));
+    HeadView fewer = to;
+    fewer.groups = 1;
+    CHECK(contains(message_of(ErrorKind::kFault, [&] { copy_heads(stream, from, fewer); }), "copy_heads: to holds 1"));
+  }
+}
+
 TEST_CASE("add, every mix of dtypes, also into an operand") {
   const DType a_type = GENERATE(DType::kF32, DType::kBF16), b_type = GENERATE(DType::kF32, DType::kBF16),
               out_type = GENERATE(DType::kF32, DType::kBF16);

@@ -12,12 +12,12 @@ namespace {
 double norm_of(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
   double squares = 0;
   return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(),
-                       counted_ranges(table, ownership, groups.data->rank()), *groups.world,
+                       counted_ranges(table, ownership), *groups.world,
                        Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
 }
 
 double norm_in_order(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
-  const std::vector<CountedRows> counted = counted_rows(table, ownership, groups.data->rank());
+  const std::vector<CountedRows> counted = counted_rows(table, ownership);
   int64_t rows = 0;
   for (const CountedRows& own : counted) rows += own.rows();
   std::vector<double> squares(static_cast<size_t>(rows));
@@ -59,7 +59,7 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
       Arena values("values", DeviceType::kCpu, 1 << 16);
       Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(table, grid.data, 1 << 20);
+      const RowOwnership ownership(table, grid.data, groups.data_rank(), 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(35.0)).epsilon(1e-12));
@@ -102,7 +102,7 @@ TEST_CASE("a copy that its record does not declare is counted twice: the record 
       Arena values("values", DeviceType::kCpu, 1 << 12);
       Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(table, 1, 1 << 20);
+      const RowOwnership ownership(table, 1, 0, 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
       const double result = norm_of(table, ownership, groups);
       CHECK(result == Approx(2.0 * std::sqrt(declared ? 5.0 : 10.0)).epsilon(1e-12));

@@ -44,7 +44,7 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     }
     const WeightUse second = table.add_user(uses[1].id);
     table.allocate(values, gradients, DType::kF32, order ? order->buffers() : 1);
-    const RowOwnership ownership(table, cut.data, cut.bucket);
+    const RowOwnership ownership(table, cut.data, world.rank(), cut.bucket);
     GradientSync sync(table, ownership, groups, stream, order ? &*order : nullptr, gradients);
     ResidentWeights weights(table);
     if (order) weights.begin_micro_batch(*order, 0, 1);
@@ -63,7 +63,7 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     for (int rank = 0; rank < cut.data; ++rank) {  // in turn, the owned pieces in order
       world.barrier();
       if (rank != world.rank()) continue;
-      for (const RowOwnership::Piece& piece : ownership.pieces(rank)) {
+      for (const RowOwnership::Piece& piece : ownership.pieces()) {
         const auto own = table.flat_gradients().rows(piece.elements.begin, piece.elements.end).span<float>();
         Elements& all = sums[table.weight(piece.weight).name];
         all.insert(all.end(), own.begin(), own.end());

@@ -37,10 +37,10 @@ TEST_CASE("every element has one owner, at any number of ranks and bucket size")
   fill_table(table, values, gradients);
   for (const int64_t bucket : {int64_t{1}, int64_t{100}, int64_t{1000}, int64_t{1} << 30}) {
     for (int ranks = 1; ranks <= 9; ++ranks) {
-      const RowOwnership ownership(table, ranks, bucket);
       std::vector<int> owners(static_cast<size_t>(table.flat_size()), 0);
       for (int rank = 0; rank < ranks; ++rank) {
-        for (const auto& piece : ownership.pieces(rank)) {
+        const RowOwnership ownership(table, ranks, rank, bucket);
+        for (const auto& piece : ownership.pieces()) {
           const Weight& w = table.weight(piece.weight);
           CHECK((piece.elements.begin - w.offset) % w.cols == 0);  // whole rows
           CHECK((piece.elements.end - w.offset) % w.cols == 0);
@@ -51,11 +51,12 @@ TEST_CASE("every element has one owner, at any number of ranks and bucket size")
         for (int64_t i = w.elements().begin; i < w.elements().end; ++i) CHECK(owners[static_cast<size_t>(i)] == 1);
       }
       int64_t next = 0;
+      const RowOwnership ownership(table, ranks, 0, bucket);
       for (const auto& b : ownership.buckets()) {
         CHECK(b.elements.begin == next);
         next = b.elements.end;
         int64_t sum = 0;
-        for (const int64_t count : b.counts) sum += count;
+        for (const int64_t count : b.blocks.front().counts) sum += count;
         CHECK(sum == b.elements.size());
       }
       CHECK(next == table.flat_size());
@@ -80,7 +81,7 @@ TEST_CASE("ranks of a tensor group cut buckets after the same weights, however u
       table.add(std::move(w));
     }
     table.allocate(values, gradients, DType::kF32);
-    const RowOwnership ownership(table, 2, 1000);
+    const RowOwnership ownership(table, 2, 0, 1000);
     CHECK(ownership.buckets().back().elements.end == table.flat_size());
     cuts.emplace_back();
     for (WeightId id = 0; id < 6; ++id) cuts.back().push_back(ownership.bucket_of(id));
@@ -96,8 +97,8 @@ TEST_CASE("pieces are nearly equal where rows are small") {
   ParameterTable table;
   add_matrix(table, "w", 1000, 8);
   table.allocate(values, gradients, DType::kF32);
-  const RowOwnership ownership(table, 7, 1 << 20);
-  for (const int64_t count : ownership.buckets().front().counts) CHECK(std::abs(count - 8000 / 7) <= 8 + 64);
+  const RowOwnership ownership(table, 7, 0, 1 << 20);
+  for (const int64_t count : ownership.buckets().front().blocks.front().counts) CHECK(std::abs(count - 8000 / 7) <= 8 + 64);
 }
 
 TEST_CASE("finish sums over data ranks, publish hands the owners' values to all") {
@@ -107,7 +108,7 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
     Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
     ParameterTable table;
     fill_table(table, values, gradients);
-    const RowOwnership ownership(table, 3, 500);
+    const RowOwnership ownership(table, 3, world.rank(), 500);
     const Stream stream(DeviceType::kCpu);
     GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
     auto gradient = table.flat_gradients().span<float>();
@@ -115,7 +116,7 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
       gradient[i] = static_cast<float>(i) * static_cast<float>(world.rank() + 1);
     sync.finish();
     auto value = table.flat_values().span<float>();
-    for (const auto& piece : ownership.pieces(world.rank())) {
+    for (const auto& piece : ownership.pieces()) {
       for (int64_t i = piece.elements.begin; i < piece.elements.end; ++i) {
         CHECK(gradient[static_cast<size_t>(i)] == static_cast<float>(i) * 6);
         value[static_cast<size_t>(i)] = static_cast<float>(i) + 0.5f;
@@ -141,14 +142,14 @@ TEST_CASE("a bucket is summed when the last user of its weights is done, and onc
     add_matrix(table, "b", 8, 8);
     table.add_user(0);
     table.allocate(values, gradients, DType::kF32);
-    const RowOwnership ownership(table, 2, 64);
+    const RowOwnership ownership(table, 2, world.rank(), 64);
     REQUIRE(ownership.buckets().size() == 2);
     const Stream stream(DeviceType::kCpu);
     GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
     for (const int step : {1, 2}) {
       for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(step);
       const auto mine = [&](size_t bucket) {
-        const Range own = ownership.buckets()[bucket].owned(world.rank());
+        const Range own = ownership.owned(bucket).front();
         return table.flat_gradients().span<float>()[static_cast<size_t>(own.begin)];
       };
       sync.gradient_done(1);  // of an earlier micro-batch
@@ -189,7 +190,7 @@ TEST_CASE("partial gradients are summed over their replicas, complete ones are n
       ids.push_back(table.add(std::move(w)));
     }
     table.allocate(values, gradients, DType::kF32);
-    const RowOwnership ownership(table, 1, 1 << 20);
+    const RowOwnership ownership(table, 1, 0, 1 << 20);
     for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(world.rank() + 1);
     const Stream stream(DeviceType::kCpu);
     GradientSync(table, ownership, groups, stream, nullptr, gradients).finish();

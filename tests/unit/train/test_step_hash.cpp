@@ -88,7 +88,7 @@ std::vector<uint64_t> made_up_gradients(const Layout& layout, bool odd) {
           }
         });
     if (odd && groups.world->rank() == 0) {
-      flat.data<float>()[state.ownership().pieces(0).front().elements.begin] += 1;
+      flat.data<float>()[state.ownership().pieces().front().elements.begin] += 1;
     }
     const std::vector<uint64_t> found = hashes_of(hash_state(state, groups, StateKind::kGradients));
     if (groups.world->rank() == 0) hashes = found;

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/mpi_communicator.h"
+#include "config/replica_plan.h"
+#include "parallel/topology.h"
+
+namespace invar::app {
+
+// The host and local number of every rank of the job, which failures may be named by. Collective over the job.
+std::vector<HostSlot> gather_hosts(MpiSession& session);
+
+// The ranks of a job that compute; with parallel.spare or failed ranks that were launched the others are idle.
+class TrainingRanks {
+ public:
+  // config: accepted by validate(); its batch becomes what the plan says. Collective over the job. Error{kConfig} on
+  // every rank if they do not plan the same.
+  TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts);
+
+  const ReplicaPlan& plan() const { return plan_; }
+  bool idle() const { return world_ == nullptr; }  // this rank
+  Communicator& world() { return *world_; }        // of those that compute
+  Topology topology() const { return topology_of(plan_); }
+
+ private:
+  ReplicaPlan plan_;
+  std::unique_ptr<Communicator> part_;
+  Communicator* world_;
+};
+
+}  // namespace invar::app

@@ -1,0 +1,132 @@
+#include "parallel/row_ownership.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/integer.h"
+#include "parallel/shared_rows.h"
+
+namespace invar {
+namespace {
+
+// The row boundary of the block nearest to `target`.
+int64_t nearest_row(const ParameterTable& table, const SharedBlock& block, int64_t target) {
+  for (size_t i = 0; i < block.parts.size(); ++i) {
+    const SharedBlock::Part& part = block.parts[i];
+    const int64_t padded_end = i + 1 < block.parts.size() ? block.parts[i + 1].begin : block.elements;
+    if (target >= padded_end) continue;
+    const int64_t cols = table.weight(part.weight).cols;
+    const int64_t row = std::min(part.elements / cols, (target - part.begin + cols / 2) / cols);
+    return row * cols == part.elements ? padded_end : part.begin + row * cols;
+  }
+  return block.elements;
+}
+
+// In proportion to the shares.
+void cut(const ParameterTable& table, std::span<const int> shares, SharedBlock& block) {
+  const int64_t all = std::reduce(shares.begin(), shares.end());
+  int64_t given = 0;
+  int64_t previous = 0;
+  for (const int share : shares) {
+    given += share;
+    const int64_t end = given == all ? block.elements : nearest_row(table, block, block.elements * given / all);
+    block.counts.push_back(std::max(end, previous) - previous);
+    previous = std::max(end, previous);
+  }
+}
+
+int64_t padded_end(const Weight& weight) {
+  return round_up(weight.elements().end, ParameterTable::kAlignment);
+}
+
+}  // namespace
+
+Range SharedBlock::owned(int replica) const {
+  const int64_t begin = std::accumulate(counts.begin(), counts.begin() + replica, int64_t{0});
+  return {begin, begin + counts[static_cast<size_t>(replica)]};
+}
+
+RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int data_rank, int64_t bucket_elements)
+    : replica_(data_rank), bucket_of_(table.weights().size()) {
+  cut_buckets(table, bucket_elements);
+  const std::vector<int> shares(static_cast<size_t>(data_size), 1);
+  for (Bucket& bucket : buckets_) {
+    SharedBlock block;
+    block.elements = bucket.elements.size();
+    for (const WeightId id : table.layout()) {
+      const Weight& weight = table.weight(id);
+      if (!bucket.elements.contains(weight.offset)) continue;
+      block.parts.push_back({id, weight.offset - bucket.elements.begin, weight.elements().size()});
+    }
+    cut(table, shares, block);
+    bucket.blocks.push_back(std::move(block));
+  }
+}
+
+RowOwnership::RowOwnership(const Topology& topology, std::span<const ParameterTable* const> tables, int world_rank,
+                           int64_t bucket_elements)
+    : replica_(topology.data_rank(world_rank)),
+      world_rank_(world_rank),
+      bucket_of_(tables.front()->weights().size()) {
+  const ParameterTable& own = *tables[static_cast<size_t>(world_rank)];
+  cut_buckets(own, bucket_elements);
+  for (const WeightId id : own.layout()) {
+    append_shared_rows(topology, tables, id, buckets_[bucket_of(id)].blocks);
+  }
+  std::vector<int> shares;
+  for (int replica = 0; replica < topology.data; ++replica) shares.push_back(topology.width(replica));
+  for (Bucket& bucket : buckets_) {
+    for (SharedBlock& block : bucket.blocks) cut(own, shares, block);
+  }
+}
+
+void RowOwnership::cut_buckets(const ParameterTable& table, int64_t bucket_elements) {
+  int64_t begin = 0;
+  int64_t elements = 0;
+  const std::vector<WeightId>& layout = table.layout();
+  for (size_t i = 0; i < layout.size(); ++i) {
+    const Weight& weight = table.weight(layout[i]);
+    elements += weight.logical_elements();
+    bucket_of_[static_cast<size_t>(layout[i])] = buckets_.size();
+    const bool last_of_kind =
+        i + 1 == layout.size() || table.weight(layout[i + 1]).fully_replicated() != weight.fully_replicated();
+    if (elements < bucket_elements && !last_of_kind) continue;
+    buckets_.push_back({{begin, padded_end(weight)}, {}});
+    begin = padded_end(weight);
+    elements = 0;
+  }
+}
+
+int64_t RowOwnership::place(const Bucket& bucket, const SharedBlock& block) const {
+  if (block.holders.empty()) return bucket.elements.begin;
+  const SharedBlock::Place& holder = block.holders[static_cast<size_t>(replica_)];
+  return holder.world_rank == world_rank_ ? holder.begin : -1;
+}
+
+std::vector<Range> RowOwnership::owned(size_t bucket) const {
+  std::vector<Range> ranges;
+  for (const SharedBlock& block : buckets_[bucket].blocks) {
+    const int64_t begin = place(buckets_[bucket], block);
+    const Range own = block.owned(replica_);
+    if (begin >= 0 && !own.empty()) ranges.push_back({begin + own.begin, begin + own.end});
+  }
+  return ranges;
+}
+
+std::vector<RowOwnership::Piece> RowOwnership::pieces() const {
+  std::vector<Piece> pieces;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (const SharedBlock& block : buckets_[b].blocks) {
+      const int64_t begin = place(buckets_[b], block);
+      if (begin < 0) continue;
+      const Range own = block.owned(replica_);
+      for (const SharedBlock::Part& part : block.parts) {
+        const Range rows = intersect({part.begin, part.begin + part.elements}, own);
+        if (!rows.empty()) pieces.push_back({part.weight, {begin + rows.begin, begin + rows.end}, b});
+      }
+    }
+  }
+  return pieces;
+}
+
+}  // namespace invar

@@ -1,0 +1,184 @@
+// Replicas of unequal tensor-parallel widths train as one rank does: every gradient, the trajectory, and in invariant
+// numerics every bit.
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "invariant_models.h"
+#include "support/catch.h"
+#include "support/wrapped_communicator.h"
+#include "trajectory.h"
+
+using namespace invar;
+using namespace invar::test;
+
+namespace {
+
+std::string describe(const Layout& layout) {
+  return format("{}, micro-batch {}, first replica {} samples", layout.topology().describe(layout.sequence),
+                layout.micro_batch, layout.samples.front());
+}
+
+// Unequal widths, at the front and at the back, of two and three replicas; equal and unequal shares of 12 samples;
+// more ranks than KV heads in some replicas.
+std::vector<Layout> unequal_layouts() {
+  return {nonuniform({2, 1}, {6, 6}, false, 2),
+          nonuniform({2, 1}, {8, 4}, true, 4),
+          nonuniform({4, 3}, {6, 6}, true, 3),
+          nonuniform({4, 3}, {7, 5}, false, 1, RecomputeKind::kFull),
+          nonuniform({4, 2}, {8, 4}, true, 2),
+          nonuniform({3, 4}, {6, 6}, true, 1),
+          nonuniform({4, 3, 2}, {4, 4, 4}, false, 4),
+          nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
+          nonuniform({1, 6}, {2, 10}, true, 2)};
+}
+
+std::vector<Layout> wide_layouts() {
+  return {nonuniform({8, 7}, {6, 6}, true, 3), nonuniform({8, 7}, {8, 4}, false, 4)};
+}
+
+// The largest difference relative to the tensor's largest entry.
+double worst_gradient_error(const Trajectory& a, const Trajectory& b) {
+  double worst = 0;
+  for (const auto& [name, values] : a.gradients) {
+    const auto& other = b.gradients.at(name);
+    double largest = 0;
+    double difference = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      largest = std::max(largest, std::abs(double{values[i]}));
+      difference = std::max(difference, std::abs(double{values[i]} - other[i]));
+    }
+    if (largest > 0) worst = std::max(worst, difference / largest);
+  }
+  return worst;
+}
+
+// How far a run is from that of one rank, each entry up to a step.
+struct Distance {
+  double gradients = 0;  // of the first step
+  std::vector<double> losses, norms;
+  double validation = 0;
+};
+Distance distance(const Trajectory& one, const Trajectory& other) {
+  Distance far;
+  far.gradients = worst_gradient_error(one, other);
+  far.validation = std::abs(other.validation - one.validation);
+  double loss = 0, norm = 0;
+  for (size_t step = 0; step < one.losses.size(); ++step) {
+    loss = std::max(loss, std::abs(other.losses[step] - one.losses[step]));
+    norm = std::max(norm, std::abs(other.norms[step] - one.norms[step]));
+    far.losses.push_back(loss);
+    far.norms.push_back(norm);
+  }
+  return far;
+}
+
+// What rounding alone does, which some models amplify: the largest distance of uniform layouts.
+Distance noise(const Config& config, const Trajectory& one) {
+  Distance most = distance(one, one);
+  for (const Layout& layout : std::vector<Layout>{{2, true, 2, 3}, {3, false, 1, 4}, {4, true, 1, 2}, {1, false, 3, 2}}) {
+    const Distance far = distance(one, train(config, layout));
+    most.gradients = std::max(most.gradients, far.gradients);
+    most.validation = std::max(most.validation, far.validation);
+    for (size_t step = 0; step < far.losses.size(); ++step) {
+      most.losses[step] = std::max(most.losses[step], far.losses[step]);
+      most.norms[step] = std::max(most.norms[step], far.norms[step]);
+    }
+  }
+  return most;
+}
+
+void compare(Config config, const std::vector<Layout>& layouts) {
+  config.train.steps = 10;
+  constexpr double kTimes = 10;
+  const Trajectory one = train(config, {});
+  const Distance band = noise(config, one);
+  CHECK(band.gradients < 1e-4);
+  CHECK(band.losses.front() < 1e-5);
+  for (const Layout& layout : layouts) {
+    INFO(describe(layout));
+    const Trajectory other = train(config, layout);
+    CHECK(other.initial == one.initial);
+    const Distance far = distance(one, other);
+    CHECK(far.gradients < kTimes * band.gradients);
+    for (size_t step = 0; step < far.losses.size(); ++step) {
+      CHECK(far.losses[step] < kTimes * band.losses[step] + 1e-6);
+      CHECK(far.norms[step] < kTimes * band.norms[step] + 1e-5);
+    }
+    CHECK(far.validation < kTimes * band.validation);
+  }
+}
+
+void compare_bits(const Config& config, const std::vector<Layout>& layouts) {
+  const std::vector<uint64_t> one = train_hashed(config, {}).bits();
+  for (const Layout& layout : layouts) {
+    INFO(describe(layout));
+    CHECK(train_hashed(config, layout).bits() == one);
+  }
+}
+
+Config as_fast(Config config) {
+  config.numerics.reduction = Reduction::kFast;
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("fp32, Qwen3: replicas of unequal widths have the gradients and the trajectory of one rank") {
+  compare(awkward_model(Precision::kF32), unequal_layouts());
+  compare(as_fast(tied_qwen3(Precision::kF32)), wide_layouts());
+}
+
+TEST_CASE("fp32, Gemma 4: replicas of unequal widths have the gradients and the trajectory of one rank") {
+  compare(awkward_gemma4(Precision::kF32), unequal_layouts());
+  compare(as_fast(gemma4_e_series(Precision::kF32)), wide_layouts());
+}
+
+TEST_CASE("invariant numerics: replicas of unequal widths have the bits of one rank") {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    std::vector<Layout> layouts = unequal_layouts();
+    layouts.push_back(nonuniform({8, 7}, {6, 6}, true, 3));
+    compare_bits(tied_qwen3(precision), layouts);
+    compare_bits(gemma4_e_series(precision), {nonuniform({8, 7}, {8, 4}, true, 2), nonuniform({2, 1}, {6, 6}, false, 3),
+                                              nonuniform({4, 3, 2}, {6, 4, 2}, true, 1)});
+    compare_bits(gemma4_dense(precision), {nonuniform({4, 3}, {6, 6}, true, 3), nonuniform({6, 1}, {8, 4}, false, 4)});
+  }
+}
+
+TEST_CASE("control: one exchange of gradients tampered with changes the bits") {
+  Config config = tied_qwen3(Precision::kF32);
+  config.train.steps = 1;
+  config.numerics.workers = 4;
+  const Layout layout = nonuniform({2, 1, 1}, {6, 3, 3}, false, 3);
+  const std::vector<uint64_t> one = train_hashed(config, {}).bits();
+  CHECK(train_hashed(config, layout).bits() == one);
+  const auto prepare = [](ProcessGroups& groups) {
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.replicas));
+    wrapped->tamper_with_all_to_all([rank = groups.world->rank(), first = true](const Tensor& received) mutable {
+      if (std::exchange(first, false) && rank == 1) received.span<float>()[0] *= 1.0f + 0x1p-20f;
+    });
+    groups.replicas = std::move(wrapped);
+  };
+  CHECK(train_hashed(config, layout, prepare).bits() != one);
+}
+
+TEST_CASE("ranks that are late at random neither hang nor change a bit") {
+  Config config = tied_qwen3(Precision::kF32);
+  config.train.steps = 3;
+  const Layout layout = nonuniform({3, 2}, {6, 6}, true, 2);
+  const std::vector<uint64_t> expected = train_hashed(config, layout).bits();
+  const auto prepare = [](ProcessGroups& groups) {
+    const auto delayed = [&](std::unique_ptr<Communicator>& group) {
+      auto wrapped = std::make_unique<WrappedCommunicator>(std::move(group));
+      wrapped->tamper_with_all_to_all(
+          [random = std::mt19937(static_cast<unsigned>(groups.world->rank()))](const Tensor&) mutable {
+            if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+          });
+      group = std::move(wrapped);
+    };
+    delayed(groups.replicas);
+    delayed(groups.tensor);
+  };
+  CHECK(train_hashed(config, layout, prepare).bits() == expected);
+}

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "awkward_models.h"
+#include "comm/thread_communicator.h"
+#include "parallel/logical_tensor.h"
+#include "train/step.h"
+
+namespace invar::test {
+
+struct Trajectory {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  double validation = 0;
+  std::map<std::string, std::vector<float>> initial;  // logical tensors
+  std::map<std::string, std::vector<float>> gradients;  // of the first step
+  std::map<std::string, std::vector<float>> trained;
+};
+
+inline std::map<std::string, std::vector<float>> collect_all(const TrainState& state, const ProcessGroups& groups) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Weight& weight : state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      all[parameter.name] =
+          collect_logical(*groups.tensor, state.stream(), state.parameters().flat_values(), weight, parameter);
+    }
+  }
+  return all;
+}
+
+// Complete gradients, from the ranks that own their rows.
+inline std::map<std::string, std::vector<float>> collect_gradients(const TrainState& state,
+                                                                   const ProcessGroups& groups) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Weight& weight : state.parameters().weights()) {
+    for (const Parameter& parameter : weight.parameters) {
+      std::vector<RowRun> runs;
+      std::vector<float> values;
+      for (const RowRun& run : parameter.runs) {
+        if (!parameter.counted()) continue;
+        const int64_t begin = weight.offset + run.local * weight.cols;
+        for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
+          const Range own = intersect({begin, begin + run.global.size() * weight.cols}, piece.elements);
+          if (own.empty()) continue;
+          const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;
+          runs.push_back({{first, first + own.size() / weight.cols}, 0});
+          const std::vector<float> part = read_f32(state.stream(), state.parameters().flat_gradients(), own);
+          values.insert(values.end(), part.begin(), part.end());
+        }
+      }
+      all[parameter.name] = collect_runs(*groups.world, state.stream(), parameter, runs, std::move(values));
+    }
+  }
+  return all;
+}
+
+inline Trajectory train(Config config, const Layout& layout, const std::function<void(ProcessGroups&)>& prepare = {}) {
+  use_layout(config, layout);
+  Trajectory trajectory;
+  run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
+    ProcessGroups groups = make_process_groups(world, layout.topology());
+    if (prepare) prepare(groups);
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    auto initial = collect_all(state, groups);
+    TokenRequest request;
+    request.sequence_length = config.train.sequence_length;
+    request.vocab_size = config.model.vocab_size;
+    request.seed = config.train.seed;
+    const auto source = make_token_source(config.data, request);
+    const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+    std::vector<double> losses;
+    std::vector<double> norms;
+    std::map<std::string, std::vector<float>> gradients;
+    for (int64_t step = 0; step < config.train.steps; ++step) {
+      StepHooks hooks;
+      hooks.gradients_complete = [&](const StepResult&) {
+        if (step == 0) gradients = collect_gradients(state, groups);
+      };
+      const StepResult result =
+          run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
+      losses.push_back(result.loss);
+      norms.push_back(result.grad_norm);
+    }
+    const double validation = run_evaluation(state, config, groups, data).value();
+    auto trained = collect_all(state, groups);
+    if (world.rank() == 0) {
+      trajectory = {losses, norms, validation, std::move(initial), std::move(gradients), std::move(trained)};
+    }
+  });
+  return trajectory;
+}
+
+inline double worst_weight_error(const Trajectory& a, const Trajectory& b) {
+  double worst = 0;
+  for (const auto& [name, values] : a.trained) {
+    const auto& other = b.trained.at(name);
+    for (size_t i = 0; i < values.size(); ++i) worst = std::max(worst, std::abs(double{values[i]} - other[i]));
+  }
+  return worst;
+}
+
+}  // namespace invar::test
