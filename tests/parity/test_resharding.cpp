@@ -17,11 +17,14 @@ using namespace invar::test;
 namespace {
 
 std::string name_of(const Layout& layout) {
-  return format("tp{}{}_dp{}", layout.tensor, layout.sequence ? "sp" : "", layout.data);
+  std::string widths;
+  for (const int width : layout.widths) widths += format("_{}", width);
+  return format("tp{}{}_dp{}{}", layout.tensor, layout.sequence ? "sp" : "", layout.data, widths);
 }
 
 const std::vector<Layout> kLayouts = {{1, false, 1}, {2, true, 1},  {4, false, 1},
-                                      {1, false, 2}, {2, false, 2}, {8, true, 1}};
+                                      {1, false, 2}, {2, false, 2}, {8, true, 1},
+                                      nonuniform({4, 3}, {2, 2}, true, 1), nonuniform({1, 6}, {1, 3}, false, 1)};
 
 // Heads for TP=8; keys and values of fewer heads are then copied.
 Config with_more_heads(Config config) {
@@ -43,11 +46,9 @@ Config gemma4(Precision precision) {
 // Runs body(state, groups, data) on every rank of a layout.
 using Body = std::function<void(TrainState&, const ProcessGroups&, const Config&)>;
 void on_ranks(Config config, const Layout& layout, const Body& body) {
-  config.parallel.tensor = layout.tensor;
-  config.parallel.sequence = layout.sequence;
-  config.parallel.data = layout.data;
-  run_thread_ranks(layout.tensor * layout.data, [&](Communicator& world) {
-    const ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+  use_layout(config, layout);
+  run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, layout.topology());
     const Stream stream(DeviceType::kCpu);
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
     body(state, groups, config);
