@@ -11,21 +11,24 @@
 namespace invar {
 namespace {
 
-// The largest part of some units that a rank holds.
-double largest_part(const Config& config, int64_t units, int64_t width) {
-  if (config.numerics.reduction == Reduction::kFast) {
-    return static_cast<double>(ceil_div(units, width)) / static_cast<double>(units);
-  }
-  const int64_t leaves = std::min(config.numerics.leaves, units);
+// The largest part of some units that a rank holds, in whole leaves of a sum in fixed order.
+double largest_part(int64_t units, int64_t leaves, int64_t width) {
   const int64_t held = std::min(units, ceil_div(leaves, width) * ceil_div(units, leaves));
   return static_cast<double>(held) / static_cast<double>(units);
+}
+
+double largest_part(const Config& config, int64_t units, int64_t width) {
+  const bool fast = config.numerics.reduction == Reduction::kFast;
+  return largest_part(units, fast ? units : std::min(config.numerics.leaves, units), width);
 }
 
 // The same of query heads, which go by whole KV groups, or beyond the KV heads by runs of a group's query heads.
 double largest_part_of_heads(const Config& config, int64_t kv_heads, int64_t width) {
   if (width <= kv_heads) return largest_part(config, kv_heads, width);
-  const int64_t query_heads = config.model.num_attention_heads;
-  return static_cast<double>(ceil_div(query_heads / kv_heads, width / kv_heads)) / static_cast<double>(query_heads);
+  const int64_t group = config.model.num_attention_heads / kv_heads;
+  const bool fast = config.numerics.reduction == Reduction::kFast;
+  const int64_t runs = fast ? group : head_runs(group, kv_heads, config.numerics.leaves);
+  return largest_part(group, runs, width / kv_heads) / static_cast<double>(kv_heads);
 }
 
 // How many shares each replica gets of `count`, one after another.

@@ -370,8 +370,9 @@ TEST_CASE("nonuniform replicas are validated") {
   refuses(by_width({9, 8}), "a replica of 9 tensor ranks exceeds 8 query heads (model.num_attention_heads)",
           "use at most 8 tensor ranks", 17);
   accepts(by_width({4, 3}, invariant), 7);
-  refuses(by_width({5, 4}, invariant), "a replica of 5 tensor ranks exceeds 4 key and value heads",
-          "use at most 4 tensor ranks", 9);
+  accepts(by_width({5, 4}, invariant), 9);
+  refuses(by_width({9, 4}, invariant), "a replica of 9 tensor ranks exceeds 8 query heads",
+          "use at most 8 tensor ranks", 13);
   refuses(by_width({4, 3}, invariant, [](Config& c) { c.numerics.leaves = 3; }),
           "a replica of 4 tensor ranks exceeds 3 leaves", "at most 3", 7);
   const auto sequence = [](Config& c) { c.parallel.sequence = true, c.train.sequence_length = 4; };

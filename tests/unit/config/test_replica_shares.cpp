@@ -59,6 +59,9 @@ TEST_CASE("a replica's time is that of the rank with the most units") {
   config.numerics.reduction = Reduction::kInvariant;  // ranks hold whole leaves, of 4, 96 and 16 units
   config.numerics.leaves = 4;
   CHECK(modelled_time(config, 3) == Approx(0.5));
+  config.numerics.leaves = 8;  // two runs of one query head in each group
+  CHECK(modelled_time(config, 8) == Approx((attention / 8 + ffn * 12 / 96 + head * 2 / 16) / all));
+  CHECK(modelled_time(config, 5) == Approx((attention * 2 / 8 + ffn * 24 / 96 + head * 4 / 16) / all));
 }
 
 TEST_CASE("layers of different kinds count with their own units") {
