@@ -39,7 +39,9 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    for (const std::string& remark : plan_remarks(config, ranks.plan())) log->warn(remark);
+    if (world.rank() == 0) {
+      for (const std::string& remark : plan_remarks(config, ranks.plan())) log->warn(remark);
+    }
     trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
   });
   Ending ending{};

@@ -106,6 +106,9 @@ TEST_CASE("invariant numerics: ranks hold whole leaves and workers") {
   Config config = model(8, 4);
   config.numerics.reduction = Reduction::kInvariant;
   config.numerics.workers = 2;
+  const std::set<std::pair<int, bool>> halves = cuts(layout_matrix(config, 16, kSequence));  // of KV groups
+  CHECK(halves == std::set<std::pair<int, bool>>{{1, false}, {2, false}, {3, true}, {4, false}, {8, false}});
+  config.numerics.leaves = 4;
   const LayoutMatrix matrix = layout_matrix(config, 16, kSequence);
   CHECK(cuts(matrix) == std::set<std::pair<int, bool>>{{1, false}, {2, false}, {3, true}, {4, false}});
   for (const Layout& layout : matrix.layouts) CHECK(layout.data <= 2);
