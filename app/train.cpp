@@ -36,7 +36,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    for (const std::string& remark : plan_remarks(config, ranks.plan())) log->warn(remark);
+    for (const std::string& remark : ranks.remarks()) log->warn(remark);
     trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
   });
   Ending ending{};
