@@ -27,12 +27,14 @@ PlanCost plan_cost(const Config& config, const ReplicaPlan& plan) {
                                 : *std::max_element(speeds.begin(), speeds.end());
   double step_time = 0;
   for (size_t replica = 0; replica < speeds.size(); ++replica) {
-    step_time = std::max(step_time, static_cast<double>(plan.samples[replica] / micro) / speeds[replica]);
+    const int64_t micro_batches = plan.samples[replica] / micro;
+    step_time = std::max(step_time, static_cast<double>(micro_batches) / speeds[replica]);
   }
   const auto replicas = grid_replicas(config, plan);
   const int64_t batch = grid_batch(config, replicas);
   const auto time_of = [&](int64_t whole_replicas) {
-    return static_cast<double>(ceil_div(batch / micro, whole_replicas)) / full_speed;
+    const int64_t micro_batches = ceil_div(batch / micro, whole_replicas);
+    return static_cast<double>(micro_batches) / full_speed;
   };
   PlanCost cost;
   cost.step_time = step_time / time_of(replicas);
