@@ -19,7 +19,10 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     validate(config, session.world().size(), hosts);
   });
   TrainingRanks ranks(config, session, hosts);
-  if (ranks.idle()) return 0;
+  if (ranks.idle()) {
+    catch_stop_signals();  // of a launcher that passes them on to every rank
+    return 0;
+  }
   Communicator& world = ranks.world();
   RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
   together(world, [&] {

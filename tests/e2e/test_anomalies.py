@@ -11,7 +11,8 @@ from invar_job import REFERENCE, SEQUENCE, VOCABULARY, last_by_step, read_lines,
 from test_checkpoints import FAULT, TENSOR
 
 TOKENS = {"kind": "tokens", "path": "tokens.bin", "token_dtype": "uint16"}
-LAYOUTS = (({}, None), (TENSOR, 4))
+UNEQUAL = {"tensor": 3, "nonuniform": "{tensor_widths: [3, 2]}"}
+LAYOUTS = (({}, None), (TENSOR, 4), (UNEQUAL, 5))
 
 
 class NotFinite(test_checkpoints.CheckpointTest):

@@ -29,7 +29,7 @@ double norm_in_order(const ParameterTable& table, const RowOwnership& ownership,
 }  // namespace
 
 TEST_CASE("the norm counts copies once and padding never, over any grid") {
-  for (const Topology grid : {Topology{1, 1}, Topology{2, 1}, Topology{1, 3}, Topology{2, 2}}) {
+  for (const Topology& grid : {Topology{1, 1}, Topology{2, 1}, Topology{1, 3}, Topology{2, 2}}) {
     run_thread_ranks(grid.world(), [&](Communicator& world) {
       const ProcessGroups groups = make_process_groups(world, grid);
       const int tensor_rank = groups.tensor->rank();

@@ -1,0 +1,89 @@
+"""Who is dead: from what the ranks wrote down, what they and the launcher said, and in which order."""
+import dataclasses
+import re
+import signal
+import time
+
+# What an operating system or a machine does to a process. SIGABRT is a program's own doing.
+DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+# Open MPI and Slurm about hosts, and Open MPI about ranks whose wrapper could not write.
+HOST_LOST = (re.compile(r"Remote daemon: +\S+ on node (\S+)"), re.compile(r"srun: error: Node failure on (\S+)"))
+RANK_LOST = re.compile(r"noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
+
+# What a rank says of its own device; what it says of peers ("remote process exited") is a consequence.
+BROKEN_DEVICE = re.compile(
+    r"rank (\d+): .*(the device does not answer|uncorrectable ECC|hardware stack error|unhandled cuda error|"
+    r"unspecified launch failure|no CUDA-capable device|GPU is lost|fallen off the bus|unknown error)")
+# Printed by every rank that waits in vain (app/rank_device.cpp): the one that does not say so is awaited.
+WAITS = re.compile(r"\brank (\d+): .*: not done [\d.]+ s after it was queued")
+
+
+@dataclasses.dataclass
+class Death:
+    rank: int
+    reason: str
+    time: float = 0  # 0: unknown
+
+
+def died_of_signals(records):
+    """Before anybody told them to end."""
+    return [Death(rank, f"killed by {signal.Signals(record['signal']).name}", record["end"])
+            for rank, record in records.items()
+            if record.get("signal") in DEADLY and not record.get("told") and not record.get("orphaned")]
+
+
+def did_not_answer(records, ranks):
+    """Of a job that hangs, ranks that are stopped or whose wrapper is silent; nobody if all are."""
+    deaths = []
+    for rank in range(ranks):
+        record = records.get(rank, {})
+        answer = record.get("answer")
+        if "end" in record or answer == "R":
+            continue
+        reason = {"T": "stopped", "D": "stuck in the kernel"}.get(answer, "does not answer")
+        deaths.append(Death(rank, reason, record.get("stopped") or 0))
+    return deaths if len(deaths) < ranks else []
+
+
+def lost_by_launcher(records, text):
+    hosts = {host for pattern in HOST_LOST for host in pattern.findall(text)}
+    deaths = [Death(rank, f"host {record['host']} is gone") for rank, record in records.items()
+              if record["host"] in hosts or record["host"].split(".")[0] in hosts]
+    for rank, number in RANK_LOST.findall(text):
+        record = records.get(int(rank), {})
+        if int(number) in DEADLY and not record.get("told") and "end" not in record:
+            deaths.append(Death(int(rank), f"killed by {signal.Signals(int(number)).name}"))
+    return deaths
+
+
+def vanished(records):
+    """Begun, and no word of their end, although others have ended or were told to."""
+    silent = [rank for rank, record in sorted(records.items()) if not {"end", "told"} & set(record)]
+    return [Death(rank, "vanished") for rank in silent] if len(silent) < len(records) else []
+
+
+def awaited(text, training):
+    """Training ranks that all others wait for, if that says anything."""
+    waiting = {int(rank) for rank in WAITS.findall(text)} & training
+    silent = training - waiting
+    return [Death(rank, "the others wait for it") for rank in sorted(silent)] if len(silent) < len(waiting) else []
+
+
+def first_sign(records):
+    """When the first rank ended or was told to."""
+    return min((record[key] for record in records.values() for key in ("end", "told") if record.get(key)),
+               default=time.time())
+
+
+def find_deaths(records, ranks, training, text, hung):
+    """The first kind of evidence that says something counts: what comes later may be its consequence."""
+    broken = {int(rank): what for rank, what in BROKEN_DEVICE.findall(text)}
+    kinds = (lambda: did_not_answer(records, ranks) if hung else [],
+             lambda: died_of_signals(records),
+             lambda: lost_by_launcher(records, text),
+             lambda: [Death(rank, what) for rank, what in sorted(broken.items()) if rank < ranks],
+             lambda: awaited(text, training),
+             lambda: vanished(records))
+    deaths = next((found for found in (kind() for kind in kinds) if found), [])
+    return sorted(deaths, key=lambda death: (death.time, death.rank))

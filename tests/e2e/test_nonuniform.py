@@ -1,0 +1,78 @@
+"""Replicas of unequal tensor-parallel width, as a user meets them: which failures are planned for, what is refused, and runs
+that go on with fewer ranks and come back, to the bit."""
+import unittest
+
+from invar_job import JobTest, read_lines
+
+USAGE = 2
+GRID = ["parallel.tensor=4", "parallel.data=2"]
+
+
+class Nonuniform(JobTest):
+    def recipe(self, **sections):
+        self.config(numerics={"precision": "fp32", "reduction": "invariant", "workers": 8}, optimizer={"lr": 1e-2},
+                    train={"steps": 12, "global_batch_size": 8}, log={"hash_every": 1}, **sections)
+
+    def hashes(self, run):
+        lines = read_lines(self.folder / run / "metrics.jsonl")
+        return {line["step"]: line["state_hash"]["combined"] for line in lines}
+
+    def log(self, run):
+        return (self.folder / run / "log.txt").read_text()
+
+    def test_a_run_goes_on_with_fewer_ranks_and_comes_back(self):
+        self.recipe(checkpoint={"every": 3})
+        self.train("still")
+        parts = [(GRID, 8), ([*GRID, "parallel.nonuniform.failed=[dp0.tp2]", "parallel.sequence=true"], 7),
+                 ([*GRID, "parallel.nonuniform.failed=[dp0.tp0, dp1.tp3, dp1.tp1]", "parallel.sequence=true"], 5),
+                 (GRID, 8)]
+        for i, (layout, ranks) in enumerate(parts):
+            stop = [] if i + 1 == len(parts) else ["train.exit_after_steps=3"]
+            outcome = self.run_invar("train", "run.yaml", "log.dir=moving", *stop, *layout, ranks=ranks)
+            self.assertEqual(outcome.errors, [], outcome)
+            self.assertEqual(len(self.hashes("moving")), 3 * (i + 1), outcome)
+        self.assertEqual(self.hashes("moving"), self.hashes("still"))
+        self.assertIn("7 ranks: tensor 3, 4 with sequence parallelism x data 2", self.log("moving"))
+        self.assertIn("5 ranks: tensor 3, 2 with sequence parallelism x data 2", self.log("moving"))
+
+    def test_launched_ranks_that_failed_idle_and_spares_step_in(self):
+        self.recipe()
+        steps = ["train.steps=3"]
+        self.train("still", *steps)
+        for run, layout, ranks, described in (
+                ("idle", ["parallel.nonuniform.failed=[dp1.tp0]"], 8, "7 ranks: tensor 4, 3 x data 2"),
+                ("spare", ["parallel.nonuniform.failed=[dp1.tp0]", "parallel.spare=1"], 9, "8 ranks: tensor 4 x data 2"),
+                ("survivors", ["parallel.nonuniform.failed=[dp1.tp0]", "parallel.spare=1"], 8, "8 ranks: tensor 4 x data 2"),
+                ("reserve", ["parallel.spare=1"], 9, "8 ranks: tensor 4 x data 2")):
+            with self.subTest(run):
+                self.train(run, *steps, *GRID, *layout, ranks=ranks)
+                self.assertEqual(self.hashes(run), self.hashes("still"))
+                self.assertIn(described, self.log(run))
+
+    def test_a_replica_without_ranks_is_left_out_and_says_so(self):
+        self.recipe()
+        self.train("still", "train.steps=2")
+        failed = "parallel.nonuniform.failed=[dp0.tp0, dp0.tp1, dp0.tp2, dp0.tp3]"
+        self.train("rest", "train.steps=2", *GRID, failed, ranks=8)
+        self.assertEqual(self.hashes("rest"), self.hashes("still"))
+        self.assertRegex(self.log("rest"), r"replica 0 .*left out")
+        self.assertIn("4 ranks: tensor 4 x data 1", self.log("rest"))
+
+    def test_faults_are_refused(self):
+        self.recipe()
+        train = ["train", "run.yaml", "log.dir=refused"]
+        for arguments, ranks, texts in (
+                ([*GRID, "parallel.nonuniform.failed=[dp7.tp0]"], 8, ["dp7.tp0"]),
+                ([*GRID, "parallel.nonuniform.failed=[node77.gpu0]"], 8, ["node77.gpu0"]),
+                ([*GRID, "parallel.nonuniform.failed=[dp0.tp0]"], 6, ["8 ranks", "6"]),
+                (["parallel.tensor=9", "parallel.nonuniform.tensor_widths=[9, 1]"], 10, ["9"]),
+                (["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[3, 2]"], 5, ["tensor_widths", "parallel.tensor"]),
+                ([*GRID, "parallel.nonuniform.failed=[" + ", ".join(f"dp{d}.tp{t}" for d in (0, 1) for t in range(4)) + "]"],
+                 8, ["parallel.nonuniform.failed"])):
+            with self.subTest(arguments[-1]):
+                self.fail_with(USAGE, *texts, arguments=[*train, *arguments], ranks=ranks)
+                self.assertFalse((self.folder / "refused").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

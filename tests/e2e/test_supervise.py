@@ -1,0 +1,292 @@
+"""launch/supervise: ranks that die at any step cost a restart, and not one bit of the run; errors are not restarted."""
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import invar_job
+from invar_job import LAUNCH, ROOT, RUN_SECONDS, SLOWER, JobTest, is_alive, last_by_step, wait_until
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "launch"))
+from supervision import job, verdict  # noqa: E402
+from supervision.layout import Layout  # noqa: E402
+
+USAGE, FAULT, RESTART = 2, 1, 75
+SUPERVISE = ROOT / "launch" / "supervise"
+SEED = 20
+HANG_SECONDS = 6 * SLOWER
+
+
+class SuperviseTest(JobTest):
+    def recipe(self, tensor, data, spare=0, steps=16, batch=8):
+        """A step of `batch` samples, of which the replicas take equal parts one after another."""
+        self.config(numerics={"reduction": "invariant"}, optimizer={"lr": 1e-2},
+                    train={"steps": steps, "global_batch_size": batch}, checkpoint={"every": 5},
+                    log={"hash_every": 1}, parallel={"tensor": tensor, "data": data, "spare": spare})
+
+    def supervise(self, *options, run="run", program=invar_job.INVAR, overrides=()):
+        environment = {**invar_job.ENVIRONMENT, "MPIRUN": " ".join(LAUNCH), "INVAR_LAUNCH": "mpirun"}
+        # parallel.tensor and data are in run.yaml too, but this Python may have no yaml module.
+        layout = re.findall(r"^  (tensor|data|spare): (\d+)$", (self.folder / "run.yaml").read_text(), re.M)
+        process = subprocess.Popen([sys.executable, "-B", SUPERVISE, *options, "--", program, "train", "run.yaml",
+                                    f"log.dir={run}", *[f"parallel.{key}={value}" for key, value in layout],
+                                    "checkpoint.every=5", *overrides],
+                                   cwd=self.folder, env=environment, text=True, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: invar_job.end(process) if process.poll() is None else None)
+        self.addCleanup(self.check_nothing_is_left, run)
+        return process
+
+    def finish_supervise(self, process, code=0):
+        outcome = self.finish(process, time.monotonic(), 3 * RUN_SECONDS)
+        self.assertEqual(outcome.code, code, outcome)
+        self.assertNotIn("Traceback", outcome.stderr, outcome)
+        return outcome
+
+    def records(self, attempt, run="run"):
+        return [json.loads(path.read_text())
+                for path in (self.folder / run / "supervise" / f"attempt_{attempt}").glob("rank_*.json")]
+
+    def check_nothing_is_left(self, run):
+        records = [json.loads(path.read_text()) for path in (self.folder / run).glob("supervise/*/rank_*.json")]
+        pids = [record[key] for record in records for key in ("pid", "wrapper") if key in record]
+        self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), 2), "ranks are left over")
+
+    def signal_rank(self, rank, step, number=signal.SIGKILL, attempt=1, run="run"):
+        """Once the run has come to the step in this attempt."""
+        def has_come():
+            return any(record["rank"] == rank and "pid" in record for record in self.records(attempt, run)) and any(
+                done >= step for done in last_by_step(self.folder / run, "loss"))
+        self.assertTrue(wait_until(has_come, RUN_SECONDS), "never came to be")
+        os.kill(next(record["pid"] for record in self.records(attempt, run) if record["rank"] == rank), number)
+
+    def check_same_bits(self, run, reference):
+        for key in ("state_hash", "loss"):
+            self.assertEqual(last_by_step(self.folder / run, key), last_by_step(self.folder / reference, key), key)
+
+
+class Deaths(SuperviseTest):
+    def test_any_rank_at_any_step(self):
+        self.recipe(tensor=4, data=2, steps=40)
+        self.train("whole", ranks=8)
+        rng = random.Random(SEED)
+        for rank in (0, rng.randrange(1, 8)):
+            with self.subTest(rank=rank):
+                run, step = f"killed_{rank}", rng.randrange(3, 35)
+                process = self.supervise(run=run)
+                self.signal_rank(rank, step, run=run)
+                outcome = self.finish_supervise(process)
+                slot = f"dp{rank // 4}.tp{rank % 4}"
+                widths = "[3, 4]" if rank < 4 else "[4, 3]"
+                self.assertIn(f"dead: {slot} (rank {rank}, host ", outcome.stdout)
+                self.assertIn("killed by SIGKILL", outcome.stdout)
+                self.assertEqual(outcome.stdout.count("supervise: dead:"), 1, outcome)
+                self.assertIn(f"attempt 2: 7 ranks, tensor widths {widths}\n", outcome.stdout)
+                self.assertRegex(outcome.stdout, rf"{slot}: first new step [\d.]+ s after it: step \d+")
+                self.assertEqual(len(last_by_step(self.folder / run, "state_hash")), 40)
+                self.check_same_bits(run, "whole")
+                print(next(line for line in outcome.stdout.splitlines() if "first new step" in line))
+
+    def test_a_spare_steps_in_and_dies(self):
+        self.recipe(tensor=2, data=1, spare=1)
+        self.train("whole", "parallel.tensor=1", "parallel.spare=0")
+        process = self.supervise()
+        self.signal_rank(1, 3)
+        self.signal_rank(1, 9, attempt=2)
+        outcome = self.finish_supervise(process)
+        self.assertIn("attempt 1: 3 ranks, tensor widths [2], 1 idle\n", outcome.stdout)
+        self.assertIn("dead: dp0.tp1 (rank 1, ", outcome.stdout)
+        self.assertIn("attempt 2: 2 ranks, tensor widths [2]\n", outcome.stdout)
+        self.assertIn("dead: spare 0 in the place of dp0.tp1 (rank 1, ", outcome.stdout)
+        self.assertIn("attempt 3: 1 ranks, tensor widths [1]\n", outcome.stdout)
+        self.check_same_bits("run", "whole")
+
+    def test_two_deaths(self):
+        """The second in the shrunken job, whose rank 2 was rank 3 of the whole one; then the restarts are used up."""
+        self.recipe(tensor=2, data=2)
+        self.train("whole", "parallel.tensor=1", "parallel.data=1")
+        process = self.supervise("--max-restarts", "2")
+        self.signal_rank(1, 3)
+        self.signal_rank(2, 9, attempt=2)
+        outcome = self.finish_supervise(process)
+        self.assertIn("dead: dp0.tp1 (rank 1, ", outcome.stdout)
+        self.assertIn("dead: dp1.tp1 (rank 2, ", outcome.stdout)
+        self.assertIn("attempt 3: 2 ranks, tensor widths [1, 1]\n", outcome.stdout)
+        self.assertIn("supervise: 2 interruptions; ", outcome.stdout)
+        self.check_same_bits("run", "whole")
+
+    def test_a_stopped_rank(self):
+        self.recipe(tensor=2, data=2)
+        self.train("whole", "parallel.tensor=1", "parallel.data=1")
+        process = self.supervise("--hang", str(HANG_SECONDS))
+        self.signal_rank(2, 7, signal.SIGSTOP)
+        outcome = self.finish_supervise(process)
+        self.assertIn(f"no new line in run/metrics.jsonl for {HANG_SECONDS} s", outcome.stdout)
+        self.assertIn("dead: dp1.tp0 (rank 2, ", outcome.stdout)
+        self.assertIn(": stopped at ", outcome.stdout)
+        self.assertIn("attempt 2: 3 ranks, tensor widths [2, 1]\n", outcome.stdout)
+        self.check_same_bits("run", "whole")
+
+    def test_too_few_survivors(self):
+        self.recipe(tensor=2, data=1)
+        process = self.supervise(overrides=["parallel.nonuniform.min_tensor=2"])
+        self.signal_rank(0, 2)
+        outcome = self.finish_supervise(process, FAULT)
+        self.assertIn("too few survivors: no replica has 2 of 2 ranks left", outcome.stdout)
+
+
+class Ends(SuperviseTest):
+    def test_config_error(self):
+        self.recipe(tensor=2, data=1)
+        outcome = self.finish_supervise(self.supervise(overrides=["train.stepz=3"]), USAGE)
+        self.check_failure(outcome, USAGE, "unknown key train.stepz", "did you mean train.steps?")
+        self.assertIn("not restarted: exit code 2 is of a config error", outcome.stdout)
+        self.assertNotIn("attempt 2", outcome.stdout)
+
+    def test_max_restarts(self):
+        self.recipe(tensor=2, data=1)
+        process = self.supervise("--max-restarts", "0")
+        self.signal_rank(1, 2)
+        outcome = self.finish_supervise(process, FAULT)
+        self.assertIn("dead: dp0.tp1", outcome.stdout)
+        self.assertIn("giving up: --max-restarts 0", outcome.stdout)
+        self.assertNotIn("attempt 2", outcome.stdout)
+
+    def test_sigterm(self):
+        """Saves before it ends, also with an idle spare; the same command goes on to the end."""
+        self.recipe(tensor=2, data=1, spare=1, batch=24)
+        process = self.supervise()
+        self.assertTrue(wait_until(lambda: last_by_step(self.folder / "run", "loss"), RUN_SECONDS))
+        process.terminate()
+        outcome = self.finish_supervise(process, RESTART)
+        last = max(last_by_step(self.folder / "run", "loss"))
+        self.assertIn(f"stopping after step {last}: signal USR1", outcome.stdout)
+        self.assertEqual((self.folder / "run/checkpoints/latest").read_text().strip(), f"step_{last:08}")
+        self.assertNotIn("dead", outcome.stdout)
+
+    def test_killed_supervisor(self):
+        """Leaves no rank behind either; the cleanup looks for them."""
+        self.recipe(tensor=2, data=1, steps=1000)
+        process = self.supervise()
+        self.assertTrue(wait_until(lambda: last_by_step(self.folder / "run", "loss"), RUN_SECONDS))
+        process.kill()
+        process.communicate(timeout=RUN_SECONDS)
+        pids = [record["pid"] for record in self.records(1)]
+        self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), 5 * SLOWER), "ranks are left over")
+
+    def crashing(self, text):
+        self.recipe(tensor=2, data=2)
+        path = self.folder / "crashing"
+        path.write_text(f"#!/bin/sh\necho \"$@\" >> arguments\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_crash_without_a_dead_rank(self):
+        outcome = self.finish_supervise(self.supervise("--max-restarts", "1", program=self.crashing("exit 1")), FAULT)
+        self.assertEqual(outcome.stdout.count("no rank is known to be dead"), 2, outcome)
+        self.assertIn("attempt 2: 4 ranks, tensor widths [2, 2]\n", outcome.stdout)
+        self.assertNotIn("dead:", outcome.stdout)
+        self.assertNotIn("attempt 3", outcome.stdout)
+
+    def test_health_check(self):
+        program = self.crashing('case "$*" in *failed*) exit 0;; esac; exit 1')
+        self.write("check", "#!/bin/sh\n[ $1 != 3 ] || { echo sick; exit 1; }\n")
+        os.chmod(self.folder / "check", 0o755)
+        outcome = self.finish_supervise(self.supervise("--health", "./check", program=program))
+        self.assertRegex(outcome.stdout, r"dead: dp1.tp1 \(rank 3, host \S+ GPU 3\): health check: sick")
+        self.assertIn("attempt 2: 3 ranks, tensor widths [2, 1]\n", outcome.stdout)
+        arguments = (self.folder / "arguments").read_text()
+        self.assertIn("parallel.nonuniform.failed=[dp1.tp1]", arguments)
+
+    def test_refuses(self):
+        self.recipe(tensor=2, data=2)
+        for overrides, expected in ((["parallel.nonuniform.failed=[node1.gpu2]"], "node1.gpu2 is no slot of the grid"),
+                                    (["parallel.nonuniform.failed=[dp2.tp0]"], "dp0.tp0 to dp1.tp1")):
+            outcome = self.finish_supervise(self.supervise(overrides=overrides), USAGE)
+            self.assertIn(expected, outcome.stderr)
+        outcome = self.finish_supervise(self.supervise(program="./absent"), USAGE)
+        self.assertIn("./absent is not there", outcome.stderr)
+
+
+class Rules(unittest.TestCase):
+    """What needs hosts and GPUs that tests do not have."""
+
+    @staticmethod
+    def record(rank, host="a", **fields):
+        return {"rank": rank, "host": host, "gpu": str(rank), **fields}
+
+    def dead(self, records, ranks=4, training=None, text="", hung=False):
+        deaths = verdict.find_deaths({record["rank"]: record for record in records}, ranks,
+                                     set(range(ranks)) if training is None else training, text, hung)
+        return [death.rank for death in deaths]
+
+    def test_deaths(self):
+        told = [self.record(rank, told=5.0, signal=9, end=6.0) for rank in range(4)]
+        killed = self.record(2, signal=9, end=4.0)
+        left = self.record(1, code=1, end=4.5)
+        self.assertEqual(self.dead([told[0], told[1], killed, told[3]]), [2])
+        self.assertEqual(self.dead([told[0], left, killed, told[3]]), [2])
+        self.assertEqual(self.dead([told[0], left, told[2], told[3]]), [])
+        self.assertEqual(self.dead([told[0], self.record(1, signal=6, end=4.0), *told[2:]]), [])  # abort()
+        self.assertEqual(self.dead([*told[:3], self.record(3)]), [3])
+        self.assertEqual(self.dead(told[:3]), [])  # never began
+        self.assertEqual(self.dead([]), [])
+        lost = "Remote daemon: [[1,0],2] on node b\n"
+        self.assertEqual(self.dead([*told[:2], self.record(2, "b"), self.record(3, "b")], text=lost), [2, 3])
+        self.assertEqual(self.dead([*told[:2], self.record(2), told[3]],
+                                   text="mpirun noticed that process rank 2 with PID 0 on node a exited on signal 9"),
+                         [2])
+
+    def test_what_ranks_say(self):
+        told = [self.record(rank, told=5.0) for rank in range(4)]
+        waits = "rank {}: all_reduce 7 in group 'tensor' (rank 0 of 2), 64 bytes: not done 9.0 s after it was queued, 0"
+        self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in (0, 1, 3))), [2])
+        self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in range(4))), [])
+        self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in (0, 1)), training={0, 1}), [])
+        device = "invar: error: rank 1: cudaEventQuery: uncorrectable ECC error encountered [lib/device]"
+        self.assertEqual(self.dead(told, text=device), [1])
+        peer = "rank 1: x: NCCL: remote process exited or there was a network error"
+        self.assertEqual(self.dead(told, text=peer), [])
+
+    def test_hangs(self):
+        answers = [self.record(rank, answer=answer) for rank, answer in enumerate("RTRD")]
+        self.assertEqual(self.dead(answers, hung=True), [1, 3])
+        self.assertEqual(self.dead([answers[0], answers[2]], ranks=3, hung=True), [1])
+        self.assertEqual(self.dead([self.record(rank) for rank in range(4)], hung=True), [])
+
+    def test_slots(self):
+        layout = Layout(tensor=3, data=2, spare=2)
+        self.assertEqual((layout.slots(), layout.idle()), (list(range(8)), [6, 7]))
+        layout = layout.without([4])
+        self.assertEqual((layout.slots(), layout.idle()), ([0, 1, 2, 3, 5, 6, 7], [6]))
+        layout = layout.without([6, 0])  # the spare in the place of dp1.tp1, and another rank: one spare is left
+        self.assertEqual(layout.arguments(["a.b=1", "parallel.spare=2"]),
+                         ["a.b=1", "parallel.spare=1", "parallel.nonuniform.failed=[dp0.tp0,dp1.tp1]"])
+        self.assertEqual((layout.widths(), layout.slots(), layout.idle()), ([3, 2], [1, 2, 3, 5, 6], []))
+        self.assertEqual(layout.name(6), "spare 0 in the place of dp0.tp0")
+        narrow = Layout(tensor=3, data=2, min_tensor=3, failed=frozenset([1]))
+        self.assertEqual((narrow.training_widths(), narrow.idle()), ([3], [0, 1]))
+
+    def test_hosts(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            hosts = ["a", "b", "b"]
+            words, variables = job.on_hosts("mpirun", ["mpirun", "--hostfile", "old", "-x", "A"], hosts, folder)
+            self.assertEqual((words, variables), (["mpirun", "-x", "A", "--hostfile", f"{name}/hosts"], {}))
+            self.assertEqual((folder / "hosts").read_text(), "a slots=1\nb slots=2\n")
+            words, variables = job.on_hosts("srun", ["srun"], hosts, folder)
+            self.assertEqual((words, variables), (["srun", "--distribution=arbitrary"],
+                                                  {"SLURM_HOSTFILE": f"{name}/hosts"}))
+            self.assertEqual((folder / "hosts").read_text(), "a\nb\nb\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
