@@ -39,8 +39,9 @@ void refuse_fixed_keys(const ParityArguments& arguments) {
 void refuse_idle_ranks(const Config& config, int ranks) {
   const int training = plan_replicas(config, ranks).training_ranks();
   if (training == ranks) return;
-  throw Error(ErrorKind::kConfig, format("{} of {} ranks would be idle", ranks - training, ranks),
-              "give parity no spare or failed ranks; parallel.nonuniform.tensor_widths cuts the replicas as failures do");
+  throw Error(
+      ErrorKind::kConfig, format("{} of {} ranks would be idle", ranks - training, ranks),
+      "give parity no spare or failed ranks; parallel.nonuniform.tensor_widths cuts the replicas as failures do");
 }
 
 std::string describe(const Config& config, int world) {

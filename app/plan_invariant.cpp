@@ -1,6 +1,7 @@
 #include "app/plan_invariant.h"
 
 #include <algorithm>
+#include <set>
 
 #include "app/console.h"
 #include "config/resolved.h"
@@ -30,18 +31,23 @@ std::string contract_line(const Config& config, DeviceType device) {
   return run_contract(config, device, 0)->describe();
 }
 
-int gradient_buffers(const Config& config, int data, int64_t batch, int rank) {
-  const int64_t workers = config.numerics.workers;
-  return leaf_program(workers, workers_of(rank, data, workers, batch), LeafKind::kOwnBuffer).buffers;
+Range workers_of_replica(const Config& config, const Topology& grid, int replica) {
+  const int64_t batch = global_batch_size(config, grid.world());
+  return workers_within(grid.samples_of(batch, replica), config.numerics.workers, batch);
 }
 
-void print_workers(const Config& config, int data, int64_t batch) {
+int gradient_buffers(const Config& config, const Topology& grid, int replica) {
+  return leaf_program(config.numerics.workers, workers_of_replica(config, grid, replica), LeafKind::kOwnBuffer).buffers;
+}
+
+void print_workers(const Config& config, const Topology& grid) {
   const int64_t workers = config.numerics.workers;
+  const int64_t batch = global_batch_size(config, grid.world());
   std::vector<Range> runs;
   int buffers = 0;
-  for (int rank = 0; rank < data; ++rank) {
-    runs.push_back(workers_of(rank, data, workers, batch));
-    buffers = std::max(buffers, gradient_buffers(config, data, batch, rank));
+  for (int replica = 0; replica < grid.data; ++replica) {
+    runs.push_back(workers_of_replica(config, grid, replica));
+    buffers = std::max(buffers, gradient_buffers(config, grid, replica));
   }
   print_line(format("  {:<36} {:>6} {:>7}  {}", "samples, by workers", batch, workers, shares(workers, runs)));
   print_line(format("  gradient buffers in use: at most {} a data rank", buffers));
@@ -51,27 +57,28 @@ void print_workers(const Config& config, int data, int64_t batch) {
 
 int fullest_data_rank(const Config& config, const Topology& grid) {
   if (config.numerics.reduction == Reduction::kFast) return 0;
-  const int64_t batch = global_batch_size(config, grid.world());
   int fullest = 0;
   for (int rank = 1; rank < grid.data; ++rank) {
-    const bool more =
-        gradient_buffers(config, grid.data, batch, rank) > gradient_buffers(config, grid.data, batch, fullest);
-    if (more) fullest = rank;
+    if (gradient_buffers(config, grid, rank) > gradient_buffers(config, grid, fullest)) fullest = rank;
   }
   return fullest;
 }
 
 void print_invariant(const Config& config, const Topology& grid, DeviceType device) {
   const int64_t batch = global_batch_size(config, grid.world());
+  const std::vector<int> widths = grid.uniform() ? std::vector<int>{grid.tensor} : grid.widths;
   print_line("");
   print_line("numerics contract " + contract_line(config, device));
   print_line(format("  {:<36} {:>6} {:>7}  {}", "sum over", "units", "leaves", "leaves of each rank"));
   for (const SumSite& site : sum_sites(config.model)) {
     const int64_t leaves = site.leaves(config.numerics.leaves);
-    print_line(format("  {:<36} {:>6} {:>7}  {}", site.name, site.units, leaves,
-                      shares(leaves, head_leaves(site.units, site.parts, config.numerics.leaves, grid.tensor))));
+    for (const int width : std::set<int>(widths.begin(), widths.end())) {
+      const std::string name = grid.uniform() ? site.name : format("{}, {} ranks", site.name, width);
+      print_line(format("  {:<36} {:>6} {:>7}  {}", name, site.units, leaves,
+                        shares(leaves, head_leaves(site.units, site.parts, config.numerics.leaves, width))));
+    }
   }
-  print_workers(config, grid.data, batch);
+  print_workers(config, grid);
   print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",
                     join_numbers(fitting_tensor_degrees(config, false)),
                     join_numbers(fitting_tensor_degrees(config, true)),

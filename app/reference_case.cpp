@@ -124,7 +124,8 @@ class ActivationComparison : public TensorSink {
   ActivationComparison(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
                        Range vocabulary, AgreementTable& table)
       : reference_(reference), config_(config), groups_(groups), vocabulary_(vocabulary), table_(table) {
-    first_sample_ = groups.topology.samples_of(reference.batch(), groups.data_rank()).begin - config.train.micro_batch_size;
+    first_sample_ =
+        groups.topology.samples_of(reference.batch(), groups.data_rank()).begin - config.train.micro_batch_size;
     int64_t samples = 0;  // as the ranks see them: without sequence parallelism all of a replica see each
     for (int replica = 0; replica < groups.topology.data; ++replica) {
       const int64_t own = groups.topology.samples_of(reference.batch(), replica).size();

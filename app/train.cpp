@@ -40,7 +40,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
     if (world.rank() == 0) {
-      for (const std::string& remark : plan_remarks(config, ranks.plan())) log->warn(remark);
+      for (const std::string& remark : ranks.remarks()) log->warn(remark);
     }
     trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
   });

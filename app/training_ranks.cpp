@@ -32,7 +32,9 @@ std::vector<HostSlot> gather_hosts(MpiSession& session) {
 }
 
 TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts)
-    : plan_(plan_replicas(config, session.world().size(), hosts)), world_(&session.world()) {
+    : plan_(plan_replicas(config, session.world().size(), hosts)),
+      remarks_(plan_remarks(config, plan_)),
+      world_(&session.world()) {
   check_plan(plan_, session.world());
   if (!is_whole_grid(config, plan_)) config.train.global_batch_size = plan_.batch();
   const std::vector<int> order = plan_.training_order();

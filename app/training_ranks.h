@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/mpi_communicator.h"
@@ -20,12 +21,14 @@ class TrainingRanks {
   TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts);
 
   const ReplicaPlan& plan() const { return plan_; }
-  bool idle() const { return world_ == nullptr; }  // this rank
-  Communicator& world() { return *world_; }        // of those that compute
+  const std::vector<std::string>& remarks() const { return remarks_; }  // plan_remarks()
+  bool idle() const { return world_ == nullptr; }                       // this rank
+  Communicator& world() { return *world_; }                             // of those that compute
   Topology topology() const { return topology_of(plan_); }
 
  private:
   ReplicaPlan plan_;
+  std::vector<std::string> remarks_;
   std::unique_ptr<Communicator> part_;
   Communicator* world_;
 };

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "config/refuse.h"
+#include "config/suggest.h"
 
 namespace invar {
 namespace {
@@ -57,12 +58,11 @@ int launched_slot(const Config& config, std::string_view entry, int launched, st
     const HostSlot& at = hosts[static_cast<size_t>(rank)];
     if (at.host == host && at.gpu == *gpu) return rank;
   }
-  std::string known;
-  for (const HostSlot& at : hosts) {
-    if (known.find(at.host + ',') == std::string::npos) known += at.host + ", ";
-  }
+  std::set<std::string_view> names;
+  for (const HostSlot& at : hosts) names.insert(at.host);
+  const std::vector<std::string_view> known(names.begin(), names.end());
   refuse(config, {kFailedKey}, format("{}: no rank was launched on {}", kFailedKey, entry),
-         format("the hosts are {}with GPUs counted from 0", known));
+         format("the hosts are {}; GPUs are counted from 0", join_words(known, ", ")));
 }
 
 // Replica of a key "dp" or "dp,cp,pp"; there is neither context nor pipeline parallelism.

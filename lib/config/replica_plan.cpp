@@ -16,12 +16,6 @@ namespace {
 constexpr std::string_view kFailedKey = "parallel.nonuniform.failed";
 constexpr std::string_view kWidthsKey = "parallel.nonuniform.tensor_widths";
 
-// Samples of a step without failures.
-int64_t full_batch(const Config& config, int data) {
-  const TrainConfig& train = config.train;
-  return train.global_batch_size != 0 ? train.global_batch_size : train.micro_batch_size * data;
-}
-
 bool has_lists(const NonuniformConfig& nonuniform) {
   const NonuniformConfig defaults;
   return nonuniform.tp_base != defaults.tp_base || nonuniform.tp_spares != defaults.tp_spares ||
@@ -54,7 +48,7 @@ void share_batch(const Config& config, int data, std::span<const int> grid_repli
            format("give {}, also for replicas that are left out", data));
   }
   for (const double speed : measured) check_positive(config, "parallel.nonuniform.speeds", speed, UsedAs::kF64);
-  const int64_t batch = full_batch(config, data);
+  const int64_t batch = grid_batch(config, data);
   if (is_whole_grid(config, plan)) {
     plan.samples.assign(plan.widths.size(), batch / data);  // check_batch() sees to it that this is exact
     return;
@@ -221,19 +215,27 @@ bool has_nonuniform(const Config& config) {
   return !nonuniform.failed.empty() || !nonuniform.tensor_widths.empty() || has_lists(nonuniform);
 }
 
+int grid_replicas(const Config& config, const ReplicaPlan& plan) {
+  const bool failed = has_nonuniform(config) && config.parallel.data != 0;
+  return failed ? config.parallel.data : static_cast<int>(plan.widths.size());
+}
+
+int64_t grid_batch(const Config& config, int replicas) {
+  const TrainConfig& train = config.train;
+  return train.global_batch_size != 0 ? train.global_batch_size : train.micro_batch_size * replicas;
+}
+
 bool is_whole_grid(const Config& config, const ReplicaPlan& plan) {
   const ParallelConfig& parallel = config.parallel;
-  const bool all_live = parallel.data == 0 || std::ssize(plan.widths) == parallel.data;
-  return all_live && parallel.nonuniform.speeds.empty() &&
+  return std::ssize(plan.widths) == grid_replicas(config, plan) && parallel.nonuniform.speeds.empty() &&
          std::all_of(plan.widths.begin(), plan.widths.end(), [&](int width) { return width == parallel.tensor; });
 }
 
 std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& plan) {
   std::vector<std::string> remarks;
   const auto launched = static_cast<int>(plan.places.size());
-  const auto live = static_cast<int>(plan.widths.size());
-  const int data = has_nonuniform(config) && config.parallel.data != 0 ? config.parallel.data : live;
-  if (live < data) {
+  const int data = grid_replicas(config, plan);
+  if (std::ssize(plan.widths) < data) {
     std::string dropped;
     for (int replica = 0; replica < data; ++replica) {
       const bool trains = std::any_of(plan.places.begin(), plan.places.end(), [&](const ReplicaPlan::Place& place) {
@@ -248,7 +250,7 @@ std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& p
   if (plan.training_ranks() < launched) {
     remarks.push_back(format("{} of {} ranks idle", launched - plan.training_ranks(), launched));
   }
-  if (const int64_t batch = full_batch(config, data); plan.batch() < batch) {
+  if (const int64_t batch = grid_batch(config, data); plan.batch() < batch) {
     remarks.push_back(format("parallel.nonuniform.batch: shrink makes the global batch {} instead of {} samples{}",
                              plan.batch(), batch,
                              config.numerics.reduction == Reduction::kInvariant

@@ -47,11 +47,16 @@ struct HostSlot {
 // The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.
 bool has_nonuniform(const Config& config);
 
+// Of the whole grid: replicas, and samples of a step.
+int grid_replicas(const Config& config, const ReplicaPlan& plan);
+int64_t grid_batch(const Config& config, int replicas);
+
 // All replicas of the grid are there in full width, and nothing says that their speeds differ: they are cut and share
 // the batch as without failures. Otherwise a replica is cut as with parallel.uneven: true.
 bool is_whole_grid(const Config& config, const ReplicaPlan& plan);
 
-// What of a plan people must know: replicas that are left out, idle ranks, a smaller batch. A line each.
+// What of a plan people must know: replicas that are left out, idle ranks, a smaller batch. A line each. The config
+// must be the one that was planned from.
 std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& plan);
 
 // The plan for `launched` ranks: all slots of the grid and the spares, or only those that have not failed. `hosts` is

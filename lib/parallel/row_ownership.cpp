@@ -65,9 +65,7 @@ RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int data_
 
 RowOwnership::RowOwnership(const Topology& topology, std::span<const ParameterTable* const> tables, int world_rank,
                            int64_t bucket_elements)
-    : replica_(topology.data_rank(world_rank)),
-      world_rank_(world_rank),
-      bucket_of_(tables.front()->weights().size()) {
+    : replica_(topology.data_rank(world_rank)), world_rank_(world_rank), bucket_of_(tables.front()->weights().size()) {
   const ParameterTable& own = *tables[static_cast<size_t>(world_rank)];
   cut_buckets(own, bucket_elements);
   for (const WeightId id : own.layout()) {

@@ -127,8 +127,7 @@ void StepDump::write_activation(const Stream& stream, const std::string& name, i
   if (is_root()) file_->create(name, DType::kF32, std::vector<int64_t>{batch_, config_.train.sequence_length, cols});
   int64_t first_token = 0;  // in the global batch
   for (int data_rank = 0; data_rank < groups_.topology.data; ++data_rank) {
-    const int64_t micro_steps =
-        groups_.topology.samples_of(batch_, data_rank).size() / config_.train.micro_batch_size;
+    const int64_t micro_steps = groups_.topology.samples_of(batch_, data_rank).size() / config_.train.micro_batch_size;
     for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
       for (int64_t row = 0; row < tokens; row += block) {
         const Range rows{row, std::min(tokens, row + block)};

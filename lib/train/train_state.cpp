@@ -30,7 +30,8 @@ std::optional<WorkerOrder> order_of(const std::optional<NumericsContract>& contr
   return WorkerOrder(contract->workers, batch, samples, groups.data_rank());
 }
 
-DecoderModel::Options options_of(const Config& config, const ProcessGroups& groups, const std::optional<NumericsContract>& contract,
+DecoderModel::Options options_of(const Config& config, const ProcessGroups& groups,
+                                 const std::optional<NumericsContract>& contract,
                                  const std::optional<WorkerOrder>& order) {
   DecoderModel::Options options;
   if (contract) options.contract = &*contract;
@@ -238,10 +239,9 @@ StatePart TrainState::own_part(Copies copies) const {
     for (const Parameter& parameter : weight.parameters) {
       const size_t tensor = first_tensor.at(&parameter);
       // Whole parameters in turn, so that the copies of many spread over the ranks.
-      const bool elsewhere =
-          !ownership_.exclusive() &&
-          parameter.replicas != nullptr && tensor / 3 % static_cast<size_t>(parameter.replicas->size()) !=
-                                               static_cast<size_t>(parameter.replicas->rank());
+      const bool elsewhere = !ownership_.exclusive() && parameter.replicas != nullptr &&
+                             tensor / 3 % static_cast<size_t>(parameter.replicas->size()) !=
+                                 static_cast<size_t>(parameter.replicas->rank());
       if (copies == Copies::kOne && elsewhere) continue;
       for (const RowRun& run : parameter.runs) {
         const int64_t shift = run.global.begin - run.local;  // from rows of storage to rows of the tensor

@@ -1,6 +1,7 @@
 """invar plan: the counts of every config, memory per rank, and what it refuses."""
 import re
 import resource
+import socket
 import subprocess
 import unittest
 
@@ -102,6 +103,47 @@ class Plan(JobTest):
         other = self.plan(config, 12, *recipe, *layout, invariant).stdout
         self.assertIn("workers 8,", other)
         self.assertNotIn(contract[1], other)
+
+    def test_nonuniform_replicas(self):
+        config = ROOT / "configs" / "qwen3_0.6b.yaml"
+        recipe = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=16", "parallel.tensor=8", "parallel.data=2",
+                  "parallel.spare=1"]
+        failed = "parallel.nonuniform.failed=[dp0.tp5, dp1.tp0, dp1.tp0]"
+        full = self.plan(config, 17, *recipe, failed).stdout
+        self.assertRegex(full, r"(?m)^ranks +15 = tensor 8, 7 x data 2$")
+        self.assertIn("2 of 17 ranks idle\n", full)
+        rows = {int(row[0]): row[1:] for row in (line.split() for line in re.findall(r"^ +\d+  - .*$", full, re.M))}
+        self.assertEqual(len(rows), 17)
+        self.assertEqual(rows[5], ["-", "-", "dp0.tp5", "idle"])
+        self.assertEqual(rows[16][:6], ["-", "-", "dp0.tp5", "train", "0", "5"])
+        self.assertEqual(rows[8], ["-", "-", "dp1.tp0", "idle"])
+        self.assertEqual(rows[9][:6], ["-", "-", "dp1.tp1", "train", "1", "0"])
+        self.assertEqual(rows[9][7], "0-1")  # eight KV groups over seven ranks
+        samples = {row[4]: int(row[6]) for row in rows.values() if row[3] == "train"}
+        self.assertEqual(sum(samples.values()), 16)
+        self.assertGreater(samples["0"], samples["1"])
+        step_time, without = map(float, re.search(r"step time, modelled +([\d.]+) times; ([\d.]+) without", full).groups())
+        self.assertTrue(1 < step_time < without == 2)
+        memory, whole = map(float, re.search(r"memory of a rank +([\d.]+) MiB instead of +([\d.]+) MiB", full).groups())
+        self.assertTrue(whole < memory < 1.5 * whole)
+
+        survivors = self.plan(config, 15, *recipe, failed).stdout
+        self.assertNotIn("idle", survivors)
+        self.assertIn("numerics contract", self.plan(config, 15, *recipe, failed, "numerics.reduction=invariant").stdout)
+        shrunk = self.plan(config, 15, *recipe, failed, "parallel.nonuniform.batch=shrink").stdout
+        self.assertIn("parallel.nonuniform.batch: shrink makes the global batch", shrunk)
+        self.check_failure(self.plan(config, 16, *recipe, failed), USAGE, "17 ranks, 15 without the 2 failed ones")
+        self.check_failure(self.plan(config, 17, *recipe, "parallel.nonuniform.failed=[node3.gpu0]"), USAGE,
+                           "the host of node3.gpu0 is only known in a job")
+
+    def test_a_job_knows_its_hosts(self):
+        config = self.config(parallel={"tensor": 2, "data": 2})
+        host = socket.gethostname()
+        out = self.succeed("plan", config, "--world", 4, f"parallel.nonuniform.failed=[{host}.gpu3]", ranks=4).stdout
+        self.assertRegex(out, rf"(?m)^ +3  {re.escape(host)} +3  dp1.tp1 +idle$")
+        self.assertIn("= tensor 2, 1 x data 2", out)
+        refused = self.run_invar("plan", config, "--world", 4, "parallel.nonuniform.failed=[elsewhere.gpu3]", ranks=4)
+        self.check_failure(refused, USAGE, "no rank was launched on elsewhere.gpu3")
 
     def test_contract_on_gpus_that_are_not_here(self):
         config = ROOT / "configs" / "qwen3_8b.yaml"

@@ -23,14 +23,10 @@ std::string describe(const Layout& layout) {
 // Unequal widths, at the front and at the back, of two and three replicas; equal and unequal shares of 12 samples;
 // more ranks than KV heads in some replicas.
 std::vector<Layout> unequal_layouts() {
-  return {nonuniform({2, 1}, {6, 6}, false, 2),
-          nonuniform({2, 1}, {8, 4}, true, 4),
-          nonuniform({4, 3}, {6, 6}, true, 3),
-          nonuniform({4, 3}, {7, 5}, false, 1, RecomputeKind::kFull),
-          nonuniform({4, 2}, {8, 4}, true, 2),
-          nonuniform({3, 4}, {6, 6}, true, 1),
-          nonuniform({4, 3, 2}, {4, 4, 4}, false, 4),
-          nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
+  return {nonuniform({2, 1}, {6, 6}, false, 2),       nonuniform({2, 1}, {8, 4}, true, 4),
+          nonuniform({4, 3}, {6, 6}, true, 3),        nonuniform({4, 3}, {7, 5}, false, 1, RecomputeKind::kFull),
+          nonuniform({4, 2}, {8, 4}, true, 2),        nonuniform({3, 4}, {6, 6}, true, 1),
+          nonuniform({4, 3, 2}, {4, 4, 4}, false, 4), nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
           nonuniform({1, 6}, {2, 10}, true, 2)};
 }
 
@@ -77,7 +73,8 @@ Distance distance(const Trajectory& one, const Trajectory& other) {
 // What rounding alone does, which some models amplify: the largest distance of uniform layouts.
 Distance noise(const Config& config, const Trajectory& one) {
   Distance most = distance(one, one);
-  for (const Layout& layout : std::vector<Layout>{{2, true, 2, 3}, {3, false, 1, 4}, {4, true, 1, 2}, {1, false, 3, 2}}) {
+  for (const Layout& layout :
+       std::vector<Layout>{{2, true, 2, 3}, {3, false, 1, 4}, {4, true, 1, 2}, {1, false, 3, 2}}) {
     const Distance far = distance(one, train(config, layout));
     most.gradients = std::max(most.gradients, far.gradients);
     most.validation = std::max(most.validation, far.validation);

@@ -22,9 +22,14 @@ std::string name_of(const Layout& layout) {
   return format("tp{}{}_dp{}{}", layout.tensor, layout.sequence ? "sp" : "", layout.data, widths);
 }
 
-const std::vector<Layout> kLayouts = {{1, false, 1}, {2, true, 1},  {4, false, 1},
-                                      {1, false, 2}, {2, false, 2}, {8, true, 1},
-                                      nonuniform({4, 3}, {2, 2}, true, 1), nonuniform({1, 6}, {1, 3}, false, 1)};
+const std::vector<Layout> kLayouts = {{1, false, 1},
+                                      {2, true, 1},
+                                      {4, false, 1},
+                                      {1, false, 2},
+                                      {2, false, 2},
+                                      {8, true, 1},
+                                      nonuniform({4, 3}, {2, 2}, true, 1),
+                                      nonuniform({1, 6}, {1, 3}, false, 1)};
 
 // Heads for TP=8; keys and values of fewer heads are then copied.
 Config with_more_heads(Config config) {

@@ -17,7 +17,7 @@ struct Trajectory {
   std::vector<double> losses;
   std::vector<double> norms;
   double validation = 0;
-  std::map<std::string, std::vector<float>> initial;  // logical tensors
+  std::map<std::string, std::vector<float>> initial;    // logical tensors
   std::map<std::string, std::vector<float>> gradients;  // of the first step
   std::map<std::string, std::vector<float>> trained;
 };

@@ -352,7 +352,8 @@ void exchange_case(Communicator& world, Findings& findings) {
       auto buffer = buffers.begin();
       for (int peer = 0; peer < world.size(); ++peer) {
         for (int i = 0; i < messages(world.rank(), peer); ++i, ++buffer) {
-          compare(findings, "exchange's send", *buffer, [&](int64_t at) { return token<T>(world.rank(), peer + i, at); });
+          compare(findings, "exchange's send", *buffer,
+                  [&](int64_t at) { return token<T>(world.rank(), peer + i, at); });
         }
         for (int i = 0; i < messages(peer, world.rank()); ++i, ++buffer) {
           compare(findings, "exchange", *buffer, [&](int64_t at) { return token<T>(peer, world.rank() + i, at); });

@@ -142,17 +142,27 @@ TEST_CASE("the suite finds each fault") {
   const struct {
     Fault fault;
     std::string found_by;
-  } kFaults[] = {{Fault::kAllReduce, "all_reduce"},         {Fault::kAllReduce, "bf16 rounding"},
-                 {Fault::kAllReduce, "same bits"},          {Fault::kAllReduce, "values"},
-                 {Fault::kAllGather, "all_gather"},         {Fault::kAllGather, "same bits"},
-                 {Fault::kAllReduceOrder, "order of sums"}, {Fault::kReduceScatterOrder, "order of sums"},
-                 {Fault::kReduceScatter, "reduce_scatter"}, {Fault::kAllToAll, "all_to_all"},
-                 {Fault::kBroadcast, "broadcast"},          {Fault::kReceive, "point to point"},
+  } kFaults[] = {{Fault::kAllReduce, "all_reduce"},
+                 {Fault::kAllReduce, "bf16 rounding"},
+                 {Fault::kAllReduce, "same bits"},
+                 {Fault::kAllReduce, "values"},
+                 {Fault::kAllGather, "all_gather"},
+                 {Fault::kAllGather, "same bits"},
+                 {Fault::kAllReduceOrder, "order of sums"},
+                 {Fault::kReduceScatterOrder, "order of sums"},
+                 {Fault::kReduceScatter, "reduce_scatter"},
+                 {Fault::kAllToAll, "all_to_all"},
+                 {Fault::kBroadcast, "broadcast"},
+                 {Fault::kReceive, "point to point"},
                  {Fault::kExchange, "exchange"},
-                 {Fault::kOverrun, "all_gather"},           {Fault::kSendTouched, "all_gather"},
-                 {Fault::kSkippedBarrier, "barrier"},       {Fault::kKeyIgnored, "split"},
-                 {Fault::kKeyIgnored, "nested split"},      {Fault::kNamelessGroup, "split"},
-                 {Fault::kMetaUnchecked, "meta"},           {Fault::kMisuseAllowed, "misuse"}};
+                 {Fault::kOverrun, "all_gather"},
+                 {Fault::kSendTouched, "all_gather"},
+                 {Fault::kSkippedBarrier, "barrier"},
+                 {Fault::kKeyIgnored, "split"},
+                 {Fault::kKeyIgnored, "nested split"},
+                 {Fault::kNamelessGroup, "split"},
+                 {Fault::kMetaUnchecked, "meta"},
+                 {Fault::kMisuseAllowed, "misuse"}};
   for (const SuiteCase& test : communicator_suite()) {
     INFO(test.name);
     CHECK(findings_with(Fault::kNone, test) == std::vector<std::string>{});

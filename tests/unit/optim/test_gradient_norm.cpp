@@ -11,9 +11,8 @@ namespace {
 
 double norm_of(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
   double squares = 0;
-  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(),
-                       counted_ranges(table, ownership), *groups.world,
-                       Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
+  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(), counted_ranges(table, ownership),
+                       *groups.world, Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
 }
 
 double norm_in_order(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {

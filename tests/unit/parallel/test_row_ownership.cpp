@@ -98,7 +98,8 @@ TEST_CASE("pieces are nearly equal where rows are small") {
   add_matrix(table, "w", 1000, 8);
   table.allocate(values, gradients, DType::kF32);
   const RowOwnership ownership(table, 7, 0, 1 << 20);
-  for (const int64_t count : ownership.buckets().front().blocks.front().counts) CHECK(std::abs(count - 8000 / 7) <= 8 + 64);
+  for (const int64_t count : ownership.buckets().front().blocks.front().counts)
+    CHECK(std::abs(count - 8000 / 7) <= 8 + 64);
 }
 
 TEST_CASE("finish sums over data ranks, publish hands the owners' values to all") {
