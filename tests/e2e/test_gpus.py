@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import unittest
+import unittest.mock
 
 import invar_job
 from invar_job import FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, ids_of, series, wait_until
@@ -60,6 +61,46 @@ class SeveralGpus(GpuTest):
                     run = f"invariant_{precision}_{i}"
                     self.train(run, *invariant, *layout, ranks=world)
                     self.assertEqual(series(self.folder / run, "state_hash"), state)
+
+    def test_replicas_of_unequal_width_have_the_state_of_one_gpu(self):
+        """Two GPUs: of equal width, but with unequal shares of the batch, which takes the same way."""
+        layouts = [["parallel.tensor=1", "parallel.nonuniform.tensor_widths=[1, 1]", "parallel.nonuniform.speeds=[1, 3]"]]
+        if gpus() >= 4:
+            layouts = [["parallel.tensor=3", f"parallel.nonuniform.tensor_widths={widths}", f"parallel.sequence={sequence}"]
+                       for widths in ("[3, 1]", "[2, 1, 1]", "[1, 3]") for sequence in ("true", "false")]
+        for precision in ("fp32", "bf16"):
+            self.recipe(precision)
+            run = ["device=cuda", "log.hash_every=1", "train.steps=6", "train.micro_batch_size=1"]
+            invariant = [*run, "numerics.reduction=invariant", "numerics.workers=4"]
+            self.train(f"one_{precision}", *invariant)
+            fast = self.train(f"fast_{precision}", *run)
+            for i, layout in enumerate(layouts):
+                with self.subTest(precision=precision, layout=layout):
+                    world = 4 if gpus() >= 4 else 2
+                    several = [*layout, "parallel.bucket_size=20000"]
+                    self.train(f"{precision}_{i}", *invariant, *several, ranks=world)
+                    self.assertEqual(series(self.folder / f"{precision}_{i}", "state_hash"),
+                                     series(self.folder / f"one_{precision}", "state_hash"))
+                    losses = self.train(f"fast_{precision}_{i}", *run, *several, ranks=world)
+                    self.check_close(losses, fast, 1e-4 if precision == "fp32" else 1e-2)
+
+    def test_invariant_numerics_have_one_state_whatever_nccl_does(self):
+        self.recipe("bf16")
+        layouts = {"tensor": ["parallel.tensor=2", "parallel.sequence=true"], "data": ["parallel.bucket_size=20000"]}
+        settings = [{"NCCL_PROTO": "LL"}, {"NCCL_PROTO": "LL128"}, {"NCCL_PROTO": "Simple"},
+                    {"NCCL_ALGO": "allreduce:tree"}, {"NCCL_ALGO": "Ring"}, {"NCCL_MAX_NCHANNELS": "1"},
+                    {"NCCL_MIN_NCHANNELS": "24"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+                    {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+                    {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in reversed(range(gpus())))}]
+        run = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1", "train.steps=6"]
+        self.train("one", *run)
+        state = series(self.folder / "one", "state_hash")
+        world = 4 if gpus() >= 4 else 2
+        for name, layout in layouts.items():
+            for i, setting in enumerate(settings):
+                with self.subTest(layout=name, setting=setting), unittest.mock.patch.dict(invar_job.ENVIRONMENT, setting):
+                    self.train(f"{name}_{i}", *run, *layout, ranks=world)
+                    self.assertEqual(series(self.folder / f"{name}_{i}", "state_hash"), state)
 
     def test_waiting_for_every_collective_changes_no_bit(self):
         self.recipe("bf16")
