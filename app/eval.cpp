@@ -54,7 +54,11 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
   apply_overrides(config, overrides);
   if (config.numerics.reduction == Reduction::kFast) config.numerics = {config.numerics.precision, Reduction::kFast};
-  if (config.numerics.reduction == Reduction::kInvariant) config.numerics.workers = data_degree(config, world_size);
+  if (config.numerics.reduction == Reduction::kInvariant) {  // as few as fit: an evaluation sums exactly
+    const ParallelConfig& parallel = config.parallel;
+    config.numerics.workers = has_nonuniform(config) ? std::max<int64_t>(1, config.train.global_batch_size)
+                                                     : data_degree(config, world_size - parallel.spare);
+  }
   validate(config, world_size, hosts);
   return config;
 }
@@ -70,11 +74,13 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
   together(job, [&] {
     reader.emplace(find_checkpoint(arguments.path));
     config = eval_config(*reader, arguments.overrides, job.size(), hosts);
-    source = make_token_source(config.data, token_request(config, Split::kValidation, job.size()));
   });
   TrainingRanks ranks(config, session, hosts);
-  if (ranks.idle()) return 0;
+  if (ranks.idle()) return ranks.wait_for_the_others(session);
   Communicator& world = ranks.world();
+  together(world, [&] {
+    source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
+  });
   const int64_t step = reader->info().step;
   const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
   if (least != all_reduce_value(world, step, ReduceOp::kMax)) {
@@ -94,7 +100,7 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
     print_line(console_line(EvaluationMetrics{reader->info().step, config.train.steps, loss.value()}));
   }
   world.barrier();
-  return 0;
+  return ranks.wait_for_the_others(session);
 }
 
 }  // namespace invar::app

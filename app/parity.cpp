@@ -36,8 +36,12 @@ void refuse_fixed_keys(const ParityArguments& arguments) {
   }
 }
 
-void refuse_idle_ranks(const Config& config, int ranks) {
-  const int training = plan_replicas(config, ranks).training_ranks();
+void refuse_other_ranks_or_batch(const Config& config, int ranks) {
+  const ReplicaPlan plan = plan_replicas(config, ranks);
+  if (plan.batch() != config.train.global_batch_size) {
+    throw Error(ErrorKind::kConfig, "parallel.nonuniform.batch = shrink: the case fixes the batch", "use keep");
+  }
+  const int training = plan.training_ranks();
   if (training == ranks) return;
   throw Error(
       ErrorKind::kConfig, format("{} of {} ranks would be idle", ranks - training, ranks),
@@ -126,7 +130,7 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     apply_overrides(config, arguments.overrides);
     choose_device(config);
     validate(config, ranks);  // before a matrix: its first layout
-    refuse_idle_ranks(config, ranks);
+    refuse_other_ranks_or_batch(config, ranks);
   });
   if (arguments.matrix) return run_matrix(*reference, config);
 

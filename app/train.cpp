@@ -21,7 +21,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   TrainingRanks ranks(config, session, hosts);
   if (ranks.idle()) {
     catch_stop_signals();  // of a launcher that passes them on to every rank
-    return 0;
+    return ranks.wait_for_the_others(session);
   }
   Communicator& world = ranks.world();
   RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
@@ -54,6 +54,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     throw;
   }
   world.barrier();
+  ranks.wait_for_the_others(session);
   return ending == Ending::kStopped ? kRestartMe : 0;
 }
 

@@ -36,7 +36,10 @@ TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<cons
       remarks_(plan_remarks(config, plan_)),
       world_(&session.world()) {
   check_plan(plan_, session.world());
-  if (!is_whole_grid(config, plan_)) config.train.global_batch_size = plan_.batch();
+  if (!is_whole_grid(config, plan_)) {
+    config.train.global_batch_size = plan_.batch();
+    config.parallel.nonuniform.batch = BatchPolicy::kKeep;  // what this config says shrinks no further
+  }
   const std::vector<int> order = plan_.training_order();
   const int rank = session.world().rank();
   const bool as_launched = std::ssize(order) == session.world().size() && std::is_sorted(order.begin(), order.end());
@@ -45,6 +48,11 @@ TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<cons
   const bool trains = place != order.end();
   part_ = session.world().split(trains ? 0 : -1, static_cast<int>(place - order.begin()), "world");
   world_ = part_.get();
+}
+
+int TrainingRanks::wait_for_the_others(MpiSession& session) const {
+  if (plan_.training_ranks() < session.world().size()) session.sleep_until_all_come();
+  return 0;
 }
 
 }  // namespace invar::app

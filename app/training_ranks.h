@@ -16,7 +16,7 @@ std::vector<HostSlot> gather_hosts(MpiSession& session);
 // The ranks of a job that compute; with parallel.spare or failed ranks that were launched the others are idle.
 class TrainingRanks {
  public:
-  // config: accepted by validate(); its batch becomes what the plan says. Collective over the job. Error{kConfig} on
+  // config: accepted by validate(); its batch becomes what the plan says, for good. Collective over the job. Error{kConfig} on
   // every rank if they do not plan the same.
   TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts);
 
@@ -25,6 +25,8 @@ class TrainingRanks {
   bool idle() const { return world_ == nullptr; }                       // this rank
   Communicator& world() { return *world_; }                             // of those that compute
   Topology topology() const { return topology_of(plan_); }
+  // At the end of a job in which some ranks are idle: those sleep until the others come. Returns 0.
+  int wait_for_the_others(MpiSession& session) const;
 
  private:
   ReplicaPlan plan_;

@@ -53,8 +53,9 @@ void DeviceCommunicator::all_to_all(const Stream& stream, const Tensor& send, st
 
 void DeviceCommunicator::exchange(const Stream& stream, std::span<const Message> sends,
                                   std::span<const Message> receives) {
+  // Without messages by the stream: all ranks must come, for a group connects in its first call.
   const std::span<const Message> some = sends.empty() ? receives : sends;
-  if (some.empty() || !on_gpu(some.front().buffer)) {
+  if (some.empty() ? stream.device() != DeviceType::kCuda : !on_gpu(some.front().buffer)) {
     return in_host("exchange", 0, [&] { host_->exchange(stream, sends, receives); });
   }
   check_exchange(*this, sends, receives);

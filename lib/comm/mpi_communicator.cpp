@@ -6,12 +6,14 @@
 #include <mpi.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
 #include <optional>
+#include <thread>
 
 #include "comm/checks.h"
 #include "comm/launcher.h"
@@ -430,6 +432,16 @@ MpiSession::~MpiSession() {
   if (!initialised_ || std::uncaught_exceptions() > 0) return;
   world_.reset();
   MPI_Finalize();
+}
+
+void MpiSession::sleep_until_all_come() {
+  if (!initialised_) return;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_start(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+  for (int done = 0; done == 0;) {
+    check_start(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 void MpiSession::abort(int exit_code) {

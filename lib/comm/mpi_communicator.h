@@ -23,6 +23,8 @@ class MpiSession {
   // Rank and size among the processes of this host.
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
+  // A barrier of all ranks that costs those who are early no CPU time, for waits of hours.
+  void sleep_until_all_come();
   // Ends every process of the job with this exit code. Does not return.
   [[noreturn]] void abort(int exit_code);
 

@@ -131,18 +131,18 @@ std::string ThreadGroup::mismatch() const {
 
 std::string ThreadGroup::exchange_mismatch() const {
   const auto between = [](std::span<const Message> messages, int peer) {
-    std::vector<int64_t> bytes;
+    std::vector<std::pair<DType, int64_t>> kinds;
     for (const Message& message : messages) {
-      if (message.peer == peer) bytes.push_back(message.buffer.bytes());
+      if (message.peer == peer) kinds.emplace_back(message.buffer.dtype(), message.buffer.numel());
     }
-    return bytes;
+    return kinds;
   };
   for (int from = 0; from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
-      const std::vector<int64_t> sent = between(call_of(from).sends, to);
-      const std::vector<int64_t> wanted = between(call_of(to).receives, from);
+      const auto sent = between(call_of(from).sends, to);
+      const auto wanted = between(call_of(to).receives, from);
       if (sent != wanted) {
-        return format("rank {} sends {} messages to rank {}, which expects {}, or of other sizes", from, sent.size(),
+        return format("rank {} sends {} messages to rank {}, which expects {}, or of other kinds", from, sent.size(),
                       to, wanted.size());
       }
     }

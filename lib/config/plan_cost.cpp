@@ -33,7 +33,8 @@ PlanCost plan_cost(const Config& config, const ReplicaPlan& plan) {
   const auto replicas = grid_replicas(config, plan);
   const int64_t batch = grid_batch(config, replicas);
   const auto time_of = [&](int64_t whole_replicas) {
-    const int64_t micro_batches = ceil_div(batch / micro, whole_replicas);
+    const int64_t unit = share_unit(config, batch);
+    const int64_t micro_batches = ceil_div(batch / unit, whole_replicas) * unit / micro;
     return static_cast<double>(micro_batches) / full_speed;
   };
   PlanCost cost;

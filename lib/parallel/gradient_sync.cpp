@@ -39,14 +39,14 @@ GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& owne
     : table_(table),
       ownership_(ownership),
       data_(*groups.data),
-      replicas_(groups.replicas.get()),
+      exchange_(groups.exchange.get()),
       stream_(stream),
       queue_(groups.topology.data > 1 ? queue_beside(stream) : stream),
       order_(order),
       staging_(staging),
       buckets_(ownership.buckets().size()) {
   for (const WeightId id : table.layout()) buckets_[ownership.bucket_of(id)].users += table.weight(id).users;
-  if (replicas_ != nullptr) {
+  if (exchange_ != nullptr) {
     const int64_t terms = groups.topology.data;
     replica_plan_.emplace(terms, split_units(terms, groups.topology.data));
   }
@@ -79,6 +79,7 @@ void GradientSync::add_copies(std::vector<Copies> BucketState::*kind, Communicat
 }
 
 Range GradientSync::own_part(size_t bucket, Range elements) const {
+  INVAR_CHECK(!ownership_.exclusive(), "what is owned of a bucket has many parts");
   const std::vector<Range> own = ownership_.owned(bucket);
   return own.empty() ? Range{} : intersect(own.front(), elements);
 }
@@ -119,12 +120,12 @@ void GradientSync::gradient_done(WeightId id) {
 
 void GradientSync::sum(size_t bucket) {
   buckets_[bucket].summed = true;
-  if (order_ != nullptr && replicas_ == nullptr) return sum_in_order(bucket);
+  if (order_ != nullptr && exchange_ == nullptr) return sum_in_order(bucket);
   const Tensor& gradients = table_.flat_gradients();
   for (const Copies& part : buckets_[bucket].partial) {
     part.group->all_reduce(stream_, gradients.rows(part.elements.begin, part.elements.end), ReduceOp::kSum);
   }
-  if (replicas_ != nullptr) return exchange_sums(bucket);
+  if (exchange_ != nullptr) return exchange_sums(bucket);
   if (data_.size() == 1) return;
   const Range elements = ownership_.buckets()[bucket].elements;
   const Range own = own_part(bucket, elements);
@@ -234,7 +235,7 @@ void GradientSync::exchange_terms(size_t bucket, std::optional<WeightId> second)
       if (!second) break;
     }
   }
-  replicas_->exchange(queue_, sends, receives);
+  exchange_->exchange(queue_, sends, receives);
   for (const Sum& sum : sums) ops::tree_sum(queue_, plan().program(), sum.terms, sum.out);
 }
 
@@ -250,7 +251,7 @@ void GradientSync::exchange_values(size_t bucket) {
     const int64_t place = ownership_.place(cut, block);
     const Tensor own = place >= 0 ? part(place, ownership_.replica()) : Tensor();
     const auto hand_on = [&](const SharedBlock::Place& to, int to_replica) {
-      if (to.world_rank == replicas_->rank()) {
+      if (to.world_rank == exchange_->rank()) {
         for (int from = 0; from < replicas_of(block); ++from) {
           if (from == to_replica || block.owned(from).empty()) continue;
           receives.push_back({part(to.begin, from), block.holders[static_cast<size_t>(from)].world_rank});
@@ -264,7 +265,7 @@ void GradientSync::exchange_values(size_t bucket) {
     }
     for (const SharedBlock::Place& copy : block.copies) hand_on(copy, -1);
   }
-  replicas_->exchange(queue_, sends, receives);
+  exchange_->exchange(queue_, sends, receives);
 }
 
 void GradientSync::finish() {
@@ -287,9 +288,9 @@ void GradientSync::make_copies_equal() {
 }
 
 void GradientSync::publish(size_t bucket) {
-  if (replicas_ == nullptr && data_.size() == 1) return;
+  if (exchange_ == nullptr && data_.size() == 1) return;
   wait_for(queue_, stream_);
-  if (replicas_ != nullptr) {
+  if (exchange_ != nullptr) {
     exchange_values(bucket);
   } else {
     const Tensor& values = table_.flat_values();

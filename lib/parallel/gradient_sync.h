@@ -64,7 +64,7 @@ class GradientSync {
   const ParameterTable& table_;
   const RowOwnership& ownership_;
   Communicator& data_;
-  Communicator* replicas_;                // of unequal widths; null: data_ sums
+  Communicator* exchange_;                // of replicas of unequal widths; null: data_ sums
   std::optional<TreePlan> replica_plan_;  // of their sums in any order
   const Stream& stream_;
   Stream queue_;

@@ -66,17 +66,19 @@ ProcessGroups make_process_groups(Communicator& world, Topology topology, GroupM
   groups.tensor = maker.make(world, tensor_colors, "tensor");
   groups.data = maker.make(world, data_colors, "data");
   if (!topology.uniform()) {
-    groups.replicas = maker.make(world, std::vector<int>(static_cast<size_t>(world.size())), "replicas");
+    groups.exchange = maker.make(world, std::vector<int>(static_cast<size_t>(world.size())), "gradients");
   }
   groups.maker = maker;
   return groups;
 }
 
 int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value) {
+  if (groups.topology.uniform()) return all_reduce_value(*groups.data, value, ReduceOp::kSum);
   return all_reduce_value(*groups.world, groups.tensor->rank() == 0 ? value : 0, ReduceOp::kSum);
 }
 
 double sum_over_replicas(const ProcessGroups& groups, const ExactSum& value) {
+  if (groups.topology.uniform()) return all_reduce_value(*groups.data, value);
   return all_reduce_value(*groups.world, groups.tensor->rank() == 0 ? value : ExactSum());
 }
 

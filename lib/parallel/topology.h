@@ -54,8 +54,8 @@ struct ProcessGroups {
   // Ranks of the same tensor rank, which hold the same shards if the replicas have one width; those of tensor rank 0
   // are always of all replicas.
   std::unique_ptr<Communicator> data;
-  std::unique_ptr<Communicator>
-      replicas;  // the world once more, for gradients of replicas of unequal widths; else null
+  // The world once more, for the gradients of replicas of unequal widths; else null.
+  std::unique_ptr<Communicator> exchange;
   GroupMaker maker;
 
   int data_rank() const { return topology.data_rank(world->rank()); }

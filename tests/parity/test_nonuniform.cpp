@@ -151,13 +151,29 @@ TEST_CASE("control: one exchange of gradients tampered with changes the bits") {
   const std::vector<uint64_t> one = train_hashed(config, {}).bits();
   CHECK(train_hashed(config, layout).bits() == one);
   const auto prepare = [](ProcessGroups& groups) {
-    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.replicas));
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.exchange));
     wrapped->tamper_with_all_to_all([rank = groups.world->rank(), first = true](const Tensor& received) mutable {
       if (std::exchange(first, false) && rank == 1) received.span<float>()[0] *= 1.0f + 0x1p-20f;
     });
-    groups.replicas = std::move(wrapped);
+    groups.exchange = std::move(wrapped);
   };
   CHECK(train_hashed(config, layout, prepare).bits() != one);
+}
+
+TEST_CASE("control: a fast exchange of gradients tampered with lies outside the band") {
+  Config config = awkward_model(Precision::kF32);
+  const Trajectory one = train(config, {});
+  const Distance band = noise(config, one);
+  const Layout layout = nonuniform({2, 1}, {6, 6}, false, 2);
+  CHECK(distance(one, train(config, layout)).gradients < 10 * band.gradients);
+  const auto prepare = [](ProcessGroups& groups) {
+    auto wrapped = std::make_unique<WrappedCommunicator>(std::move(groups.exchange));
+    wrapped->tamper_with_all_to_all([rank = groups.world->rank()](const Tensor& received) {
+      if (rank == 1 && received.dtype() == DType::kF32) received.span<float>()[0] = 0;
+    });
+    groups.exchange = std::move(wrapped);
+  };
+  CHECK(distance(one, train(config, layout, prepare)).gradients > 10 * band.gradients);
 }
 
 TEST_CASE("ranks that are late at random neither hang nor change a bit") {
@@ -174,7 +190,7 @@ TEST_CASE("ranks that are late at random neither hang nor change a bit") {
           });
       group = std::move(wrapped);
     };
-    delayed(groups.replicas);
+    delayed(groups.exchange);
     delayed(groups.tensor);
   };
   CHECK(train_hashed(config, layout, prepare).bits() == expected);
