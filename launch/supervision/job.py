@@ -1,6 +1,7 @@
 """Starting the ranks of one attempt, watching them, and leaving none of them behind."""
 import collections
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -17,11 +18,12 @@ from supervision.rank import PR_SET_PDEATHSIG, process_state, write_json
 
 END_SECONDS = 10  # that a launcher has to end its ranks
 ANSWER_SECONDS = 5
-RECORD_SECONDS = 2  # until a record of another host is seen here
+RECORD_SECONDS, FAR_RECORD_SECONDS = 2, 10  # until a record is seen here: of one host, of several
 # Containers and waiting threads, as in launch/mpirun.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
+ORDER_OPTIONS = {"--map-by", "-map-by", "--rank-by", "-rank-by"}
 
 
 def find_launcher():
@@ -36,19 +38,29 @@ def find_launcher():
 
 
 def on_hosts(kind, words, hosts, folder):
-    """The launcher's words, and variables for it, that put the ranks on these hosts, one for each rank in order."""
+    """The launcher's words, and variables for it, that put the ranks on these hosts, one for each rank in order. Where
+    mpirun is not to fill one host after the other, seq takes the place of --map-by and --rank-by."""
     path = folder / "hosts"
     if kind == "srun":
         path.write_text("".join(f"{host}\n" for host in hosts))
         return [*words, "--distribution=arbitrary"], {"SLURM_HOSTFILE": str(path)}
+    by_node = any(option in ORDER_OPTIONS and "node" in order for option, order in zip(words, words[1:]))
+    if by_node or len(list(itertools.groupby(hosts))) > len(set(hosts)):
+        path.write_text("".join(f"{host}\n" for host in hosts))
+        return [*without_options(words, HOST_OPTIONS | ORDER_OPTIONS), "--map-by", "seq", "--hostfile", str(path)], {}
     path.write_text("".join(f"{host} slots={count}\n" for host, count in collections.Counter(hosts).items()))
+    return [*without_options(words, HOST_OPTIONS), "--hostfile", str(path)], {}
+
+
+def without_options(words, options):
+    """Nor their values."""
     kept = []
     skip = False
     for word in words:
-        if not skip and word not in HOST_OPTIONS:
+        if not skip and word not in options:
             kept.append(word)
-        skip = not skip and word in HOST_OPTIONS
-    return [*kept, "--hostfile", str(path)], {}
+        skip = not skip and word in options
+    return kept
 
 
 class Metrics:
@@ -183,11 +195,13 @@ class Ranks:
 
     def settled_records(self):
         """After the end: complete, or as complete as they get."""
-        deadline = time.monotonic() + RECORD_SECONDS
+        start = time.monotonic()
         while True:
             records = self.records()
             known = sum(bool({"end", "told"} & set(record)) for record in records.values())
-            if known in (0, self.size) or time.monotonic() > deadline:
+            several = len({record["host"] for record in records.values()}) > 1
+            limit = FAR_RECORD_SECONDS if several else RECORD_SECONDS
+            if known == self.size or (known == 0 and not several) or time.monotonic() > start + limit:
                 return records
             time.sleep(0.1)
 

@@ -8,9 +8,12 @@ import re
 
 FAILED = "parallel.nonuniform.failed"
 SPARE = "parallel.spare"
+# Of saying what is lost; FAILED excludes them.
+OTHER_FORMS = {"parallel.nonuniform.tensor_widths": [], "parallel.nonuniform.non_active_ranks_per_dp": {},
+               "parallel.nonuniform.tp_base": 0, "parallel.nonuniform.tp_spares": 0,
+               "parallel.nonuniform.num_reduced_tp_dp_ranks": 1}
 DEFAULTS = {"parallel.tensor": 1, "parallel.data": 0, SPARE: 0, FAILED: [], "parallel.nonuniform.min_tensor": 1,
-            "parallel.nonuniform.tensor_widths": [], "parallel.nonuniform.non_active_ranks_per_dp": {},
-            "log.dir": "", "checkpoint.every": 0, "checkpoint.dir": ""}
+            **OTHER_FORMS, "log.dir": "", "checkpoint.every": 0, "checkpoint.dir": ""}
 NEEDED = ("parallel.tensor", "parallel.data", "log.dir")
 
 
@@ -74,9 +77,9 @@ class Layout:
                 raise UserError(f"parallel.{name} must be an integer, not {value}")
         if counts["data"] < 1 or counts["tensor"] < 1:
             raise UserError("parallel.tensor and parallel.data must be numbers: ranks that die are slots of that grid")
-        for key in ("parallel.nonuniform.tensor_widths", "parallel.nonuniform.non_active_ranks_per_dp"):
-            if config[key]:
-                raise UserError(f"{key} cannot be supervised: say what is lost by {FAILED}")
+        others = [key for key, default in OTHER_FORMS.items() if config[key] not in (default, "auto")]
+        if others:
+            raise UserError(f"{', '.join(others)}: failures are named by {FAILED} here: say what is lost by it alone")
         layout = cls(counts["tensor"], counts["data"], counts["spare"], counts["nonuniform.min_tensor"])
         return dataclasses.replace(layout, failed=frozenset(map(layout.slot_of, config[FAILED])))
 

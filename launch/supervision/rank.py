@@ -13,6 +13,7 @@ WATCHED = {*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 POLL_SECONDS = 0.5
 SAMPLES, SAMPLE_SECONDS = 5, 0.2  # of a child's state: one that is in state D each time does not just read a file
 PR_SET_PDEATHSIG = 1
+NOT_STARTED = 126
 
 
 def from_environment(*names):
@@ -56,13 +57,19 @@ def visible_gpus(lost):
 class Rank:
     def __init__(self, folder):
         self.folder = folder
-        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
-            self.plan = json.load(file)
+        self.host = socket.gethostname()
+        try:
+            with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
+                self.plan = json.load(file)
+        except FileNotFoundError:
+            print(f"launch/supervise: host {self.host} does not see {folder}/plan.json: log.dir "
+                  f"({os.path.dirname(os.path.dirname(folder))}) must be in a folder that all hosts share, at one path",
+                  file=sys.stderr)
+            sys.exit(NOT_STARTED)
         self.rank = from_environment("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", "PMI_RANK")
         self.local_rank = from_environment("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
         if self.rank is None or self.local_rank is None:
             sys.exit("launch/supervise: --rank is for ranks that mpirun or srun starts")
-        self.host = socket.gethostname()
         self.environment = dict(os.environ)
         live = visible_gpus(self.plan["lost_gpus"].get(self.host, []))
         if live is not None:

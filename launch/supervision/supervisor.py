@@ -59,6 +59,7 @@ class Supervisor:
         self.hosts_chosen = False  # there are several hosts, so that later attempts must say where
         self.lost_gpus = {}
         self.interruptions = []
+        self.fault = None  # (step, layout) of the last end without a death
         self.step = 0
         self.last_line = 0  # when metrics.jsonl grew, or the attempt began
         self.received = []  # signals
@@ -163,7 +164,7 @@ class Supervisor:
         training = set(range(len(slots))) - set(self.layout.idle())
         deaths = verdict.find_deaths(records, len(slots), training, job.said(), hung)
         if not deaths and not hung:
-            refused = self.refused(code, records)
+            refused = self.refused(job, records)
             if refused is not None:
                 return refused
         self.remember_places(records)
@@ -180,10 +181,23 @@ class Supervisor:
         if len(self.interruptions) > self.options.max_restarts:
             say(f"giving up: --max-restarts {self.options.max_restarts}")
             return FAILED_CODE
+        if not deaths and self.is_fault_again():
+            say(f"giving up: two attempts in a row ended after step {self.step} without a dead rank")
+            return FAILED_CODE
         return self.shrink([death.rank for death in deaths]) or self.check_health()
 
-    def refused(self, code, records):
+    def is_fault_again(self):
+        """A layout that is still the same says that nobody died in between, in a health check either."""
+        before, self.fault = self.fault, (self.step, self.layout)
+        return self.fault == before
+
+    def refused(self, job, records):
         """A failure that would only come again."""
+        code = job.code()
+        unshared = verdict.UNSHARED.search(job.said())
+        if unshared:
+            say(f"not restarted: {unshared[1]}")
+            return CONFIG_CODE
         if code in (CONFIG_CODE, DATA_CODE, *NOT_STARTED):
             again = f" with {self.layout}" if self.interruptions else ""
             say(f"not restarted{again}: exit code {code} is of a "

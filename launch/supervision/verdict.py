@@ -17,6 +17,8 @@ BROKEN_DEVICE = re.compile(
     r"unspecified launch failure|no CUDA-capable device|GPU is lost|fallen off the bus|unknown error)")
 # Printed by every rank that waits in vain (app/rank_device.cpp): the one that does not say so is awaited.
 WAITS = re.compile(r"\brank (\d+): .*: not done [\d.]+ s after it was queued")
+# Of a wrapper (rank.py) whose host does not see the folder of the attempt.
+UNSHARED = re.compile(r"launch/supervise: (host \S+ does not see .*)")
 
 
 @dataclasses.dataclass
@@ -58,16 +60,21 @@ def lost_by_launcher(records, text):
 
 
 def vanished(records):
-    """Begun, and no word of their end, although others have ended or were told to."""
-    silent = [rank for rank, record in sorted(records.items()) if not {"end", "told"} & set(record)]
-    return [Death(rank, "vanished") for rank in silent] if len(silent) < len(records) else []
+    """Begun, and no word of their end, although others have ended or were told to. After the fault of another rank a
+    whole host without a word is rather one whose records come late."""
+    heard = {rank for rank, record in records.items() if {"end", "told"} & set(record)}
+    faulted = any("end" in record and not record.get("told") for record in records.values())
+    hosts = {records[rank]["host"] for rank in heard}
+    silent = [rank for rank in sorted(set(records) - heard) if not faulted or records[rank]["host"] in hosts]
+    return [Death(rank, "vanished") for rank in silent] if heard else []
 
 
 def awaited(text, training):
-    """Training ranks that all others wait for, if that says anything."""
+    """The only training rank that does not report. Of several silent ones most would have done so later: those that
+    report first end the job."""
     waiting = {int(rank) for rank in WAITS.findall(text)} & training
     silent = training - waiting
-    return [Death(rank, "the others wait for it") for rank in sorted(silent)] if len(silent) < len(waiting) else []
+    return [Death(rank, "the others wait for it") for rank in silent] if len(silent) == 1 < len(waiting) else []
 
 
 def first_sign(records):

@@ -32,8 +32,8 @@ class SuperviseTest(JobTest):
                     train={"steps": steps, "global_batch_size": batch}, checkpoint={"every": 5},
                     log={"hash_every": 1}, parallel={"tensor": tensor, "data": data, "spare": spare})
 
-    def supervise(self, *options, run="run", program=invar_job.INVAR, overrides=()):
-        environment = {**invar_job.ENVIRONMENT, "MPIRUN": " ".join(LAUNCH), "INVAR_LAUNCH": "mpirun"}
+    def supervise(self, *options, run="run", program=invar_job.INVAR, overrides=(), launch=LAUNCH):
+        environment = {**invar_job.ENVIRONMENT, "MPIRUN": " ".join(launch), "INVAR_LAUNCH": "mpirun"}
         # parallel.tensor and data are in run.yaml too, but this Python may have no yaml module.
         layout = re.findall(r"^  (tensor|data|spare): (\d+)$", (self.folder / "run.yaml").read_text(), re.M)
         process = subprocess.Popen([sys.executable, "-B", SUPERVISE, *options, "--", program, "train", "run.yaml",
@@ -190,11 +190,20 @@ class Ends(SuperviseTest):
         return str(path)
 
     def test_crash_without_a_dead_rank(self):
-        outcome = self.finish_supervise(self.supervise("--max-restarts", "1", program=self.crashing("exit 1")), FAULT)
+        outcome = self.finish_supervise(self.supervise(program=self.crashing("exit 1")), FAULT)
         self.assertEqual(outcome.stdout.count("no rank is known to be dead"), 2, outcome)
         self.assertIn("attempt 2: 4 ranks, tensor widths [2, 2]\n", outcome.stdout)
+        self.assertIn("giving up: two attempts in a row ended after step 0 without a dead rank", outcome.stdout)
         self.assertNotIn("dead:", outcome.stdout)
         self.assertNotIn("attempt 3", outcome.stdout)
+
+    def test_folder_that_hosts_do_not_share(self):
+        self.recipe(tensor=2, data=1)
+        self.write("launch", '#!/bin/sh\nrm run/supervise/*/plan.json\nexec "$@"\n')
+        os.chmod(self.folder / "launch", 0o755)
+        outcome = self.finish_supervise(self.supervise(launch=["./launch", *LAUNCH]), USAGE)
+        self.assertRegex(outcome.stdout, rf"not restarted: host \S+ does not see .*: log.dir \({self.folder}/run\)")
+        self.assertNotIn("attempt 2", outcome.stdout)
 
     def test_health_check(self):
         program = self.crashing('case "$*" in *failed*) exit 0;; esac; exit 1')
@@ -209,7 +218,11 @@ class Ends(SuperviseTest):
     def test_refuses(self):
         self.recipe(tensor=2, data=2)
         for overrides, expected in ((["parallel.nonuniform.failed=[node1.gpu2]"], "node1.gpu2 is no slot of the grid"),
-                                    (["parallel.nonuniform.failed=[dp2.tp0]"], "dp0.tp0 to dp1.tp1")):
+                                    (["parallel.nonuniform.failed=[dp2.tp0]"], "dp0.tp0 to dp1.tp1"),
+                                    (["parallel.nonuniform.tp_base=2", "parallel.nonuniform.tp_spares=1",
+                                      "parallel.nonuniform.num_reduced_tp_dp_ranks=2"],
+                                     "nonuniform.tp_base, parallel.nonuniform.tp_spares, "
+                                     "parallel.nonuniform.num_reduced_tp_dp_ranks: failures are named by")):
             outcome = self.finish_supervise(self.supervise(overrides=overrides), USAGE)
             self.assertIn(expected, outcome.stderr)
         outcome = self.finish_supervise(self.supervise(program="./absent"), USAGE)
@@ -237,6 +250,10 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.dead([told[0], left, told[2], told[3]]), [])
         self.assertEqual(self.dead([told[0], self.record(1, signal=6, end=4.0), *told[2:]]), [])  # abort()
         self.assertEqual(self.dead([*told[:3], self.record(3)]), [3])
+        late = [self.record(2, "b"), self.record(3, "b")]
+        self.assertEqual(self.dead([told[0], left, *late]), [])
+        self.assertEqual(self.dead([told[0], left, self.record(2), *late[1:]]), [2])
+        self.assertEqual(self.dead([*told[:2], *late]), [2, 3])
         self.assertEqual(self.dead(told[:3]), [])  # never began
         self.assertEqual(self.dead([]), [])
         lost = "Remote daemon: [[1,0],2] on node b\n"
@@ -251,6 +268,9 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in (0, 1, 3))), [2])
         self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in range(4))), [])
         self.assertEqual(self.dead(told, text="\n".join(waits.format(rank) for rank in (0, 1)), training={0, 1}), [])
+        # tensor 4, data 2: rank 2 hangs; 6 and 7 queued their sums later, and the job ended before they reported.
+        told = [self.record(rank, told=5.0) for rank in range(8)]
+        self.assertEqual(self.dead(told, 8, text="\n".join(waits.format(rank) for rank in (0, 1, 3, 4, 5))), [])
         device = "invar: error: rank 1: cudaEventQuery: uncorrectable ECC error encountered [lib/device]"
         self.assertEqual(self.dead(told, text=device), [1])
         peer = "rank 1: x: NCCL: remote process exited or there was a network error"
@@ -282,6 +302,11 @@ class Rules(unittest.TestCase):
             words, variables = job.on_hosts("mpirun", ["mpirun", "--hostfile", "old", "-x", "A"], hosts, folder)
             self.assertEqual((words, variables), (["mpirun", "-x", "A", "--hostfile", f"{name}/hosts"], {}))
             self.assertEqual((folder / "hosts").read_text(), "a slots=1\nb slots=2\n")
+            for order, hosts in ([], ["a", "b", "a"]), (["--map-by", "node"], ["a", "a", "b"]):  # interleaved
+                words, _ = job.on_hosts("mpirun", ["mpirun", *order, "-x", "A"], hosts, folder)
+                self.assertEqual(words, ["mpirun", "-x", "A", "--map-by", "seq", "--hostfile", f"{name}/hosts"])
+                self.assertEqual((folder / "hosts").read_text().split(), hosts)
+            hosts = ["a", "b", "b"]
             words, variables = job.on_hosts("srun", ["srun"], hosts, folder)
             self.assertEqual((words, variables), (["srun", "--distribution=arbitrary"],
                                                   {"SLURM_HOSTFILE": f"{name}/hosts"}))
