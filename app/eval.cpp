@@ -78,9 +78,8 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
   TrainingRanks ranks(config, session, hosts);
   if (ranks.idle()) return ranks.wait_for_the_others(session);
   Communicator& world = ranks.world();
-  together(world, [&] {
-    source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
-  });
+  together(world,
+           [&] { source = make_token_source(config.data, token_request(config, Split::kValidation, world.size())); });
   const int64_t step = reader->info().step;
   const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
   if (least != all_reduce_value(world, step, ReduceOp::kMax)) {

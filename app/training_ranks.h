@@ -16,8 +16,8 @@ std::vector<HostSlot> gather_hosts(MpiSession& session);
 // The ranks of a job that compute; with parallel.spare or failed ranks that were launched the others are idle.
 class TrainingRanks {
  public:
-  // config: accepted by validate(); its batch becomes what the plan says, for good. Collective over the job. Error{kConfig} on
-  // every rank if they do not plan the same.
+  // config: accepted by validate(); its batch becomes what the plan says, for good. Collective over the job.
+  // Error{kConfig} on every rank if they do not plan the same.
   TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts);
 
   const ReplicaPlan& plan() const { return plan_; }

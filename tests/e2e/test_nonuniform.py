@@ -32,6 +32,11 @@ class Nonuniform(JobTest):
             self.assertEqual(outcome.errors, [], outcome)
             self.assertEqual(len(self.hashes("moving")), 3 * (i + 1), outcome)
         self.assertEqual(self.hashes("moving"), self.hashes("still"))
+        losses = set()
+        for layout, ranks in (([], None), (["parallel.tensor=4", "parallel.nonuniform.tensor_widths=[4, 3]"], 7),
+                              (["parallel.tensor=2", "parallel.spare=1"], 5)):
+            losses.add(self.succeed("eval", "moving/checkpoints", *layout, ranks=ranks).stdout.splitlines()[-1])
+        self.assertEqual(len(losses), 1, losses)
         self.assertIn("7 ranks: tensor 3, 4 with sequence parallelism x data 2", self.log("moving"))
         self.assertIn("5 ranks: tensor 3, 2 with sequence parallelism x data 2", self.log("moving"))
 
