@@ -66,7 +66,8 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
     ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
     const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    const MemorySizes planned = measure_memory(config, groups.topology, world.rank());
+    TrainState state(config, groups, stream, planned);
     initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
     state.adopt_values();
     auto initial = collect_all(state, groups);
@@ -91,6 +92,8 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
     }
     const double validation = run_evaluation(state, config, groups, data).value();
     auto trained = collect_all(state, groups);
+    INVAR_CHECK(state.used().total() == planned.total(), "{} bytes used, {} planned", state.used().total(),
+                planned.total());
     if (world.rank() == 0) {
       trajectory = {losses, norms, validation, std::move(initial), std::move(gradients), std::move(trained)};
     }
