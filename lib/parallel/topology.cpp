@@ -52,7 +52,7 @@ std::unique_ptr<Communicator> GroupMaker::make(Communicator& parent, const std::
   return parent.split(*me, parent.rank(), std::move(name));
 }
 
-ProcessGroups make_process_groups(Communicator& world, Topology topology, GroupMaker maker) {
+ProcessGroups make_process_groups(Communicator& world, const Topology& topology, GroupMaker maker) {
   INVAR_CHECK(topology.world() == world.size(), "a grid of {} ranks on {}", topology.world(), world.size());
   std::vector<int> tensor_colors;
   std::vector<int> data_colors;

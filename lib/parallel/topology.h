@@ -60,7 +60,7 @@ struct ProcessGroups {
 
   int data_rank() const { return topology.data_rank(world->rank()); }
 };
-ProcessGroups make_process_groups(Communicator& world, Topology topology, GroupMaker maker = {});
+ProcessGroups make_process_groups(Communicator& world, const Topology& topology, GroupMaker maker = {});
 
 // Host scalars, one of each replica, each the same on all its ranks. Collective over the world.
 int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value);
