@@ -10,6 +10,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/per_layer_input.h"
+#include "ops/term_sums.h"
 #include "ops/tree_sum.h"
 
 // Every operation on a GPU: the functions of ops/, after their checks. Operands are on the stream's device; work is
@@ -88,6 +89,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 
 // depth: the most values on the program's stack.
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
+void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
+                   std::span<const SamplePlace> places, std::span<const Tensor> buffers);
 
 // Attention backends, best first; each refuses what it cannot do. Empty in a build without CUDA.
 std::span<const AttentionBackend* const> attention_backends();

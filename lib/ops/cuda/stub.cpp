@@ -133,6 +133,10 @@ void per_layer_input_backward(const Stream&, const PerLayerInputParams&, const P
 void tree_sum(const Stream&, const SumProgram&, int, const Tensor&, const Tensor&) {
   refuse();
 }
+void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, std::span<const SamplePlace>,
+                   std::span<const Tensor>) {
+  refuse();
+}
 
 std::span<const AttentionBackend* const> attention_backends() {
   return {};

@@ -1,0 +1,130 @@
+#include "ops/term_sums.h"
+
+#include <limits>
+
+#include "host_tensor.h"
+#include "ops/cpu/parallel.h"
+#include "ops/tree_sum.h"
+#include "term_sums_case.h"
+
+namespace invar::ops {
+namespace {
+
+using namespace invar::test;
+
+// The definition, an element at a time.
+void add_naively(const TermSumsCase& sums, const Tensor& terms, std::span<const Tensor> buffers) {
+  for (const TermSumsCase::Vector& vector : sums.vectors) {
+    const size_t per_sample = vector.rows.size() / sums.places.size();
+    for (int64_t i = 0; i < vector.width; ++i) {
+      const auto at = [&](int buffer) -> float& {
+        return buffers[static_cast<size_t>(buffer)].data<float>()[vector.into + i];
+      };
+      for (size_t sample = 0; sample < sums.places.size(); ++sample) {
+        const SamplePlace& place = sums.places[sample];
+        float sum = 0;
+        for (size_t row = 0; row < per_sample; ++row) {
+          const float term = terms.data<float>()[vector.rows[sample * per_sample + row] + i];
+          sum = row == 0 ? term : sum + term;
+        }
+        if (place.begins) at(place.buffer) = 0;
+        at(place.buffer) += sum;
+        for (int join = 0; join < place.joins; ++join) at(place.buffer - join - 1) += at(place.buffer - join);
+      }
+    }
+  }
+}
+
+TEST_CASE("add_term_sums adds samples' sums of rows, in the order of rows and places") {
+  const int64_t samples = GENERATE(1, 4, 12, 300);
+  const TermSumsCase sums = term_sums_case(samples);
+  HostTensor rows(DType::kI64, {sums.table.packed_size()});
+  std::ranges::copy(sums.table.packed(), rows.tensor().data<int64_t>());
+  const HostTensor terms = random_tensor(DType::kF32, {sums.terms}, 1);
+  for (const int threads : {1, 2, 3}) {
+    std::vector<HostTensor> actual, expected;
+    std::vector<Tensor> actual_buffers, expected_buffers;
+    for (int buffer = 0; buffer < sums.buffers; ++buffer) {
+      actual.push_back(random_tensor(DType::kF32, {sums.elements}, static_cast<unsigned>(buffer) + 2));
+      expected.push_back(actual.back());
+    }
+    for (size_t buffer = 0; buffer < actual.size(); ++buffer) {
+      actual_buffers.push_back(actual[buffer]);
+      expected_buffers.push_back(expected[buffer]);
+    }
+    add_naively(sums, terms, expected_buffers);
+    add_term_sums(Stream(DeviceType::kCpu, threads), sums.table, rows, terms, sums.places, actual_buffers);
+    for (size_t buffer = 0; buffer < actual.size(); ++buffer) CHECK(actual[buffer].same_bits(expected[buffer]));
+  }
+}
+
+// One vector of one element with two rows in each of two samples.
+struct Small {
+  explicit Small(const std::vector<int64_t>& order) {
+    table.add(1, 1, order);
+    packed = table.packed();
+  }
+  float sum(std::vector<float> terms, const std::vector<SamplePlace>& places, float before = 5) {
+    std::vector<float> first = {7, before, 7}, second = {7, 9, 7};
+    const std::vector<Tensor> buffers = {view_of(first), view_of(second)};
+    add_term_sums(kCpu, table, view_of(packed), view_of(terms), places, buffers);
+    CHECK((first[0] == 7 && first[2] == 7 && second[0] == 7 && second[2] == 7));
+    return first[1];
+  }
+  TermTable table{2};
+  std::vector<int64_t> packed;
+};
+
+TEST_CASE("add_term_sums: which additions there are, told by what they lose") {
+  constexpr float kLarge = 0x1p24f, kOne = 1.0f;
+  const std::vector<SamplePlace> chain = {{0, true, 0}, {0, false, 0}}, tree = {{0, true, 0}, {1, true, 1}};
+  // (L + 1) + (1 − L): 1 is lost in each; in the other order of rows none is.
+  CHECK(Small({0, 1, 2, 3}).sum({kLarge, kOne, kOne, -kLarge}, chain) == 1);
+  CHECK(Small({0, 3, 1, 2}).sum({kLarge, kOne, kOne, -kLarge}, chain) == 2);
+  // A sample goes on where the one before ended, or begins at zero.
+  CHECK(Small({0, 1, 2, 3}).sum({1, 2, 3, 4}, {{0, false, 0}, {0, false, 0}}, 100) == 110);
+  CHECK(Small({0, 1, 2, 3}).sum({1, 2, 3, 4}, {{0, false, 0}, {0, true, 0}}, 100) == 7);
+  CHECK(Small({0, 1, 2, 3}).sum({1, 2, 3, 4}, tree, 100) == 10);
+  const float zero = Small({0, 1, 2, 3}).sum({-0.0f, -0.0f, -0.0f, -0.0f}, chain);
+  CHECK((zero == 0 && !std::signbit(zero)));  // a sum begins with +0
+}
+
+TEST_CASE("add_term_sums of nothing, on meta, and of wrong operands") {
+  const HostTensor terms(DType::kF32, {8}), buffer(DType::kF32, {4}), doubles(DType::kF64, {4});
+  const std::vector<SamplePlace> places = {{0, true, 0}, {0, false, 0}};
+  std::vector<int64_t> none;
+  const std::vector<Tensor> one = {buffer};
+  add_term_sums(kCpu, TermTable(2), Tensor(none.data(), DType::kI64, DeviceType::kCpu, {0}), terms, places, one);
+
+  Small small({0, 1, 2, 7});
+  const Tensor packed = view_of(small.packed);
+  const auto on_meta = [](const Tensor& x) { return Tensor(nullptr, x.dtype(), DeviceType::kMeta, x.shape()); };
+  const std::vector<Tensor> meta = {on_meta(buffer)};
+  add_term_sums(kMeta, small.table, on_meta(packed), on_meta(terms), places, meta);
+
+  const auto refused = [&](const Tensor& rows, const Tensor& of, const std::vector<SamplePlace>& at,
+                           const std::vector<Tensor>& into) {
+    return message_of(ErrorKind::kFault, [&] { add_term_sums(kCpu, small.table, rows, of, at, into); });
+  };
+  CHECK(contains(refused(packed.rows(1, 8), terms, places, one), "packed is i64 (7), expected i64 (8)"));
+  CHECK(contains(refused(packed, terms.tensor().rows(0, 7), places, one),
+                 "terms is f32 (7), expected f32 of 8 elements or more"));
+  CHECK(contains(refused(packed, terms, {{0, true, 0}}, one), "1 places of 2 samples"));
+  CHECK(contains(refused(packed, terms, places, {}), "0 buffers, at most 24"));
+  CHECK(contains(refused(packed, terms, places, std::vector<Tensor>(25, buffer)), "25 buffers, at most 24"));
+  CHECK(contains(refused(packed, terms, places, {buffer.tensor().rows(0, 1)}),
+                 "a buffer is f32 (1), expected f32 of 2 elements or more"));
+  CHECK(contains(refused(packed, terms, places, {doubles}), "a buffer is f64 (4)"));
+  CHECK(contains(refused(packed, terms, {{0, true, 0}, {1, true, 0}}, one), "0 joins from buffer 1 of 1"));
+  CHECK(contains(refused(packed, terms, {{0, true, 1}, {0, true, 0}}, one), "1 joins from buffer 0 of 1"));
+  CHECK(contains(refused(packed, terms, places, meta), "on meta, but the stream is on cpu"));
+
+  TermTable table(2);
+  const std::vector<int64_t> three = {0, 1, 2}, before = {0, -1};
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { table.add(1, 0, three); }), "3 rows of 2 samples"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { table.add(1, 0, none); }), "0 rows of 2 samples"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { table.add(1, 0, before); }), "1 elements at 0"));
+}
+
+}  // namespace
+}  // namespace invar::ops
