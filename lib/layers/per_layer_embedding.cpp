@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "layers/group_product.h"
-#include "layers/rms_norm.h"
 #include "ops/elementwise.h"
 
 namespace invar {
@@ -20,7 +19,8 @@ std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, i
   return runs;
 }
 
-// A parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any.
+// A parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any. The terms of a
+// vector are sums over a sample.
 WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr) {
   Weight weight;
   weight.leaves = std::move(leaves);
@@ -28,6 +28,7 @@ WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
   weight.decay = parameter.shape.size() > 1;
+  if (!weight.decay && table.fixed_order()) weight.terms = VectorTerms{VectorTerms::Of::kSamples};
   weight.parameters = {std::move(parameter)};
   return table.add(std::move(weight));
 }
@@ -135,7 +136,12 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
     ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, sums, leaves);
   });
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
-  norm_backward(ctx, projection, dots, saved, d_looked_up);
+  // Replaces saved.projected by its gradient.
+  ctx.weights.accumulate(ctx.stream, norm_, {0, t}, [&](Range, const Tensor& d_weight) {
+    ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
+                                  d_weight);
+  });
+  ctx.weights.gradient_done(norm_);
   ctx.weights.accumulate(ctx.stream, table_, {0, t}, [&](Range part, const Tensor& into) {
     ops::column_embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
                                    d_looked_up.rows(part.begin, part.end), spec_.block, into);
@@ -163,28 +169,6 @@ void PerLayerEmbedding::sum_over_columns(
     leaves.push_back(by_leaf.rows(leaf, leaf + 1).view({sums.numel()}));
   }
   sum_leaves(ctx, *column_leaves_, leaves, sums.view({sums.numel()}));
-}
-
-// Replaces saved.projected by its gradient.
-void PerLayerEmbedding::norm_backward(const LayerContext& ctx, const ops::PerLayerProjection& projection,
-                                      const Tensor& dots, const Saved& saved, const Tensor& d_looked_up) const {
-  const ArenaScope scope(ctx.scratch);
-  const auto run = [&](const Tensor& d_weight) {
-    ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
-                                  d_weight);
-  };
-  const Range all_tokens{0, ctx.region.tokens()};
-  if (ctx.region.token_block() == 0) {
-    ctx.weights.accumulate(ctx.stream, norm_, all_tokens, [&](Range, const Tensor& into) { run(into); });
-  } else {
-    const int64_t width = cut_.mine().size() * spec_.block;
-    const int64_t samples = all_tokens.size() / ctx.sequence_length;
-    const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples, width});
-    ops::zero(ctx.stream, by_sample);
-    run(by_sample);
-    accumulate_sums(ctx, norm_, by_sample);
-  }
-  ctx.weights.gradient_done(norm_);
 }
 
 PerLayerGate::PerLayerGate(ParameterTable& table, const Communicator& tensor, const PerLayerGateSpec& spec)

@@ -47,8 +47,6 @@ class PerLayerEmbedding {
  private:
   void sum_over_columns(const LayerContext& ctx, const Tensor& sums,
                         const std::function<void(const Tensor&, std::span<const Range>)>& terms) const;
-  void norm_backward(const LayerContext& ctx, const ops::PerLayerProjection& projection, const Tensor& dots,
-                     const Saved& saved, const Tensor& d_looked_up) const;
 
   PerLayerEmbeddingSpec spec_;
   UnitCut cut_;

@@ -1,11 +1,9 @@
 #include "layers/rms_norm.h"
 
-#include "ops/elementwise.h"
-
 namespace invar {
 
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
-                               int64_t size, bool partial_gradient) {
+                               int64_t size, bool partial_gradient, VectorTerms terms) {
   Parameter parameter;
   parameter.name = name;
   parameter.shape = {size};
@@ -19,19 +17,14 @@ WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& repli
   weight.cols = 1;
   weight.decay = false;
   weight.parameters = {std::move(parameter)};
+  if (table.fixed_order()) weight.terms = std::move(terms);
   return table.add(std::move(weight));
-}
-
-void accumulate_sums(const LayerContext& ctx, WeightId weight, const Tensor& sums) {
-  const int64_t run = ctx.region.tokens() / sums.dim(0);
-  ctx.weights.accumulate(ctx.stream, weight, {0, ctx.region.tokens()}, [&](Range tokens, const Tensor& into) {
-    ops::add_rows(ctx.stream, sums.rows(tokens.begin / run, tokens.end / run), into);
-  });
 }
 
 RmsNorm::RmsNorm(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name, int64_t size,
                  double eps, bool sequence_parallel)
-    : weight_(add_replicated_vector(table, replicas, name, size, sequence_parallel)), eps_(static_cast<float>(eps)) {}
+    : weight_(add_replicated_vector(table, replicas, name, size, sequence_parallel, {VectorTerms::Of::kBlocks})),
+      eps_(static_cast<float>(eps)) {}
 
 void RmsNorm::forward(const LayerContext& ctx, const Tensor& x, const Tensor& y, const Tensor& rstd) const {
   ops::rms_norm_forward(ctx.stream, x, ctx.weights.acquire_forward(weight_), eps_, y, rstd);
@@ -44,21 +37,10 @@ void RmsNorm::add_forward(const LayerContext& ctx, const Tensor& a, const Tensor
 
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
                        ops::Write write, const Tensor& d_x) const {
-  const ArenaScope scope(ctx.scratch);
   const Tensor weight = ctx.weights.acquire_backward(weight_);
-  const auto run = [&](const Tensor& d_weight) {
+  ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, [&](Range, const Tensor& d_weight) {
     ops::rms_norm_backward(ctx.stream, d_y, x, weight, rstd, write, d_x, d_weight);
-  };
-  const Range all_tokens{0, ctx.region.tokens()};
-  const int64_t block = ctx.region.token_block();
-  if (block == 0) {
-    ctx.weights.accumulate(ctx.stream, weight_, all_tokens, [&](Range, const Tensor& into) { run(into); });
-  } else {
-    const Tensor own = ctx.scratch.allocate("sums of token blocks", DType::kF32, {x.dim(0) / block, x.dim(1)});
-    ops::zero(ctx.stream, own);
-    run(own);
-    accumulate_sums(ctx, weight_, ctx.region.gather_blocks(ctx.stream, ctx.scratch, own));
-  }
+  });
   ctx.weights.gradient_done(weight_);
 }
 

@@ -28,12 +28,8 @@ class RmsNorm {
 };
 
 // A one-dim weight that every rank of the tensor group holds whole. partial_gradient: each rank adds the terms that it
-// sees (in fixed order the layer gathers them all).
+// sees. In fixed order these are `terms`, and every rank gets them all.
 WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
-                               int64_t size, bool partial_gradient);
-
-// In fixed order: adds sums f32 (n, size) over n equal runs of the micro-batch's tokens, a whole number of them per
-// sample, to the gradient of such a weight.
-void accumulate_sums(const LayerContext& ctx, WeightId weight, const Tensor& sums);
+                               int64_t size, bool partial_gradient, VectorTerms terms);
 
 }  // namespace invar

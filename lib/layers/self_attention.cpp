@@ -1,7 +1,5 @@
 #include "layers/self_attention.h"
 
-#include <numeric>
-
 #include "layers/rms_norm.h"
 #include "ops/elementwise.h"
 #include "parallel/tree_collectives.h"
@@ -105,11 +103,14 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
       qkv_(add_qkv(table, kv_replicas_, spec, cut_)),
       out_(add_out(table, spec, cut_)),
       // Every rank sees its own heads only, with or without sequence parallelism.
-      q_norm_(add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true)) {
+      q_norm_(
+          add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true,
+                                {VectorTerms::Of::kHeads, heads_.query_heads.size(), cut_.query_heads_of_ranks()})) {
   INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
               "{}: values that are shared or taken from the keys are normed", spec.prefix);
   if (!spec.borrows) {
-    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true);
+    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true,
+                                    {VectorTerms::Of::kHeads, heads_.kv_heads.size(), cut_.kv_heads_of_ranks()});
   } else {  // released files have them, Hugging Face does not write them again
     for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) table.add_unused(spec.prefix + name);
   }
@@ -274,38 +275,13 @@ Tensor SelfAttention::attention_backward(const LayerContext& ctx, const Heads& h
   return d_kv;
 }
 
-// In fixed order the terms of a sample are added by head, then over all heads of the model.
 void SelfAttention::head_norm_backward(const LayerContext& ctx, Kind kind, const ops::HeadView& d_out,
                                        const Tensor& qkv, const Tensor& d_qkv) const {
-  const ArenaScope scope(ctx.scratch);
   const WeightId weight = kind == Kind::kQuery ? q_norm_ : *k_norm_;
   const ops::HeadNormRope norm = head_norm(ctx, ctx.weights.acquire_backward(weight));
-  const Range all_tokens{0, ctx.region.tokens()};
-  const auto run = [&](const Tensor& d_weight) {
+  ctx.weights.accumulate(ctx.stream, weight, {0, ctx.region.tokens()}, [&](Range, const Tensor& d_weight) {
     ops::head_norm_rope_backward(ctx.stream, norm, d_out, raw(qkv, kind), ops::Write::kSet, raw(d_qkv, kind), d_weight);
-  };
-  if (ctx.region.token_block() == 0) {
-    ctx.weights.accumulate(ctx.stream, weight, all_tokens, [&](Range, const Tensor& into) { run(into); });
-  } else {
-    const int64_t samples = ctx.region.tokens() / ctx.sequence_length;
-    const int64_t d = spec_.head_dim;
-    const Tensor own = ctx.scratch.allocate("sums by head", DType::kF32, {d_out.heads(), samples, d});
-    ops::zero(ctx.stream, own);
-    run(own);
-    std::vector<int64_t> heads = kind == Kind::kQuery ? cut_.query_heads_of_ranks() : cut_.kv_heads_of_ranks();
-    const int64_t all_heads = std::reduce(heads.begin(), heads.end());
-    Tensor all = own.view({d_out.heads(), samples * d});
-    if (Communicator& group = ctx.region.group(); group.size() > 1) {
-      const int64_t counted = heads[static_cast<size_t>(group.rank())];
-      for (int64_t& count : heads) count *= samples * d;
-      all = ctx.scratch.allocate("sums of all heads", DType::kF32, {all_heads, samples * d});
-      group.all_gather(ctx.stream, own.rows(0, counted), all, heads);
-    }
-    const Tensor by_sample = ctx.scratch.allocate("sums by sample", DType::kF32, {samples * d});
-    ops::zero(ctx.stream, by_sample);
-    ops::add_rows(ctx.stream, all, by_sample);
-    accumulate_sums(ctx, weight, by_sample.view({samples, d}));
-  }
+  });
   ctx.weights.gradient_done(weight);
 }
 

@@ -163,9 +163,12 @@ void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch,
 void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
                                     const Tensor& loss_sums, int64_t first_sample, TensorSink* sink) {
   const LayerContext ctx = context(workspace, batch, sink);
-  if (options_.samples != nullptr) weights_.begin_micro_batch(*options_.samples, first_sample, batch.sequence_length);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
+  if (options_.samples != nullptr) {
+    weights_.begin_micro_batch(ctx.stream, region_, ctx.scratch,
+                               {*options_.samples, first_sample, batch.sequence_length});
+  }
   const Tensor h = forward_layers(ctx, batch, true);
   const Tensor d_h = ctx.scratch.allocate("d_h", ctx.activation, {h.dim(0), h.dim(1)});
   {
@@ -178,6 +181,9 @@ void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch
     final_norm_->backward(ctx, d_x, h, rstd, ops::Write::kSet, d_h);
   }
   backward_layers(ctx, batch, d_h);
+  if (options_.samples == nullptr) return;
+  set_phase(ctx.stream, "gradients of norms");
+  weights_.end_micro_batch(ctx.stream);
 }
 
 }  // namespace invar

@@ -68,23 +68,6 @@ auto squares_of(const float* x) {
   return [=](int64_t i, double sum) { return sum + static_cast<double>(x[i]) * static_cast<double>(x[i]); };
 }
 
-// into += the rows' sum, a few columns at a time, whose sums stay in cache.
-void add_rows_cpu(Range columns, int64_t rows, int64_t width, const float* terms, float* into) {
-  constexpr int64_t kColumns = 256;
-  float sums[kColumns];
-  for (int64_t begin = columns.begin; begin < columns.end; begin += kColumns) {
-    const int64_t n = std::min(kColumns, columns.end - begin);
-    std::copy_n(terms + begin, n, sums);
-    for (int64_t row = 1; row < rows; ++row) {
-      const float* term = terms + row * width + begin;
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) sums[i] += term[i];
-    }
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) into[begin + i] += sums[i];
-  }
-}
-
 }  // namespace
 
 void zero(const Stream& stream, const Tensor& x) {
@@ -214,22 +197,6 @@ void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {
   ExactSum sum;
   for (const double term : x.span<double>()) sum.add(term);
   std::ranges::copy(sum.digits(), digits.data<int64_t>());
-}
-
-void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into) {
-  constexpr auto kOp = "add_rows";
-  INVAR_CHECK(terms.dims() == 2 && terms.dim(0) >= 1, "{}: terms is {}, expected f32 of one row or more", kOp,
-              terms.describe());
-  const int64_t rows = terms.dim(0);
-  const int64_t width = terms.dim(1);
-  expect(kOp, "terms", terms, DType::kF32, {rows, width});
-  expect(kOp, "into", into, DType::kF32, {width});
-  if (!has_work(kOp, stream, {&terms, &into})) return;
-  if (on_cuda(stream)) return cuda::add_rows(stream, terms, into);
-  const auto* from = terms.data<float>();
-  auto* to = into.data<float>();
-  cpu::parallel_columns(stream.threads(), width, rows,
-                        [=](Range columns) { add_rows_cpu(columns, rows, width, from, to); });
 }
 
 }  // namespace invar::ops

@@ -35,7 +35,4 @@ void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
 // always by the same digits.
 void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits);
 
-// into = into + (((row 0 + row 1) + row 2) + ...), each + one addition in fp32. terms f32 (n, C), n >= 1; into f32 (C).
-void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into);
-
 }  // namespace invar::ops

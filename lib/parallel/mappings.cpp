@@ -39,15 +39,6 @@ Tensor TensorRegion::gather(const Stream& stream, Arena& scratch, const Tensor& 
   return all;
 }
 
-Tensor TensorRegion::gather_blocks(const Stream& stream, Arena& scratch, const Tensor& local) const {
-  if (!sequence_ || group_.size() == 1) return local;
-  std::vector<int64_t> elements;
-  for (const Range& slice : slices_) elements.push_back(slice.size() / token_block_ * local.dim(1));
-  const Tensor all = scratch.allocate("gathered blocks", local.dtype(), {tokens_ / token_block_, local.dim(1)});
-  group_.all_gather(stream, local, all, elements);
-  return all;
-}
-
 Tensor TensorRegion::reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const {
   INVAR_CHECK(partial.dim(0) == tokens_, "{} is not {} tokens", partial.describe(), tokens_);
   Tensor sum = partial;

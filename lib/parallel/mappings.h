@@ -24,6 +24,8 @@ class TensorRegion {
   void set_tokens(int64_t tokens);
   int64_t token_block() const { return token_block_; }
   int64_t tokens() const { return tokens_; }
+  // Tokens of each rank outside; without sequence parallelism one slice, all of them.
+  const std::vector<Range>& slices() const { return slices_; }
   Range local_tokens() const { return slices_[static_cast<size_t>(sequence_ ? group_.rank() : 0)]; }
   Communicator& group() const { return group_; }
   bool sequence_parallel() const { return sequence_; }
@@ -33,8 +35,6 @@ class TensorRegion {
 
   // (local, C) -> (T, C). The result is in scratch, or `local` itself.
   Tensor gather(const Stream& stream, Arena& scratch, const Tensor& local) const;
-  // The same of what each rank holds for the token blocks of its slice: (local blocks, C) -> (blocks, C).
-  Tensor gather_blocks(const Stream& stream, Arena& scratch, const Tensor& local) const;
   // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once. `partial` is overwritten; the result is
   // in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;

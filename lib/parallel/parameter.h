@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,6 +49,18 @@ struct Parameter {
   bool counted() const { return replicas == nullptr || replicas->rank() == 0; }
 };
 
+// In fixed order, what the gradient of a vector is a sum of: rows of terms, each of the vector's size, which its layer
+// makes (VectorSums). For a sample they are added in the order of its token blocks, or of the model's heads; or its
+// terms are one row.
+struct VectorTerms {
+  enum class Of : uint8_t { kBlocks, kHeads, kSamples };
+  Of of = Of::kSamples;
+  // Of kHeads: heads that this rank makes rows of, and how many of each rank's are counted: all, or none if they are
+  // copies.
+  int64_t held = 0;
+  std::vector<int64_t> counted{};
+};
+
 using WeightId = int;
 
 // Storage for one matrix product or norm: rows × cols, holding one or more parameters as runs of rows.
@@ -58,6 +71,7 @@ struct Weight {
   bool decay = true;                        // weight decay applies: tensors of two or more dims
   int users = 1;                            // layers that add to its gradient in a micro-batch
   std::shared_ptr<const LeafCut> leaves{};  // of sums over its rows; null: they may be added in any order
+  std::optional<VectorTerms> terms{};       // null: gradients are added as layers make them
   std::vector<Parameter> parameters;
 
   int64_t offset = 0;        // first element in the flat buffers

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "parallel/parameter.h"
+#include "parallel/vector_sums.h"
 #include "parallel/worker_order.h"
 
 namespace invar {
@@ -18,7 +18,7 @@ class WeightProvider {
   virtual const LeafCut* leaves(WeightId id) const = 0;
   // Adds the gradient of these tokens of the micro-batch, by calls add(part, into) for parts of them, ascending, each
   // of which adds the gradient of its part to `into`, f32 of the weight's shape. In any order there is one part; in
-  // fixed order a part lies within a sample.
+  // fixed order a part lies within a sample. A weight with `terms` has one part too, and `into` are its rows.
   using AddGradient = std::function<void(Range tokens, const Tensor& into)>;
   virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
@@ -27,25 +27,33 @@ class WeightProvider {
 
 class ResidentWeights : public WeightProvider {
  public:
-  explicit ResidentWeights(const ParameterTable& table) : table_(table) {}
-  // Who makes the values ready when they are acquired, and is told of each gradient_done.
+  explicit ResidentWeights(const ParameterTable& table) : table_(table), vector_sums_(table) {}
+  // Who makes the values ready when they are acquired, and is told of each gradient_done: of a weight with `terms` when
+  // the micro-batch ends.
   struct Listener {
     std::function<void(WeightId)> acquired;
     std::function<void(WeightId)> gradient_done;
   };
   void listen(Listener listener) { listener_ = std::move(listener); }
-  // Before backward passes in fixed order: where the next micro-batch's samples are among this rank's of the step.
-  void begin_micro_batch(const WorkerOrder& order, int64_t first_sample, int64_t sequence_length);
+  // In fixed order, where a micro-batch's samples are among this rank's of the step.
+  struct Samples {
+    const WorkerOrder& order;
+    int64_t first = 0;
+    int64_t sequence_length = 0;
+  };
+  // Around a micro-batch with a backward pass in fixed order: the region's tokens. What the first takes from `scratch`
+  // is in use until the second, which is collective over the region's group.
+  void begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch, const Samples& samples);
+  void end_micro_batch(const Stream& stream);
 
   Tensor acquire_forward(WeightId id) override { return acquire(id); }
   Tensor acquire_backward(WeightId id) override { return acquire(id); }
   const LeafCut* leaves(WeightId id) const override { return table_.weight(id).leaves.get(); }
   void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) override;
-  void gradient_done(WeightId id) override {
-    if (listener_.gradient_done) listener_.gradient_done(id);
-  }
+  void gradient_done(WeightId id) override;
 
  private:
+  bool by_terms(WeightId id) const { return samples_ && table_.weight(id).terms; }
   Tensor acquire(WeightId id) const {
     if (listener_.acquired) listener_.acquired(id);
     return table_.weight(id).value;
@@ -53,9 +61,9 @@ class ResidentWeights : public WeightProvider {
 
   const ParameterTable& table_;
   Listener listener_;
-  const WorkerOrder* order_ = nullptr;  // null: any
-  int64_t first_sample_ = 0;
-  int64_t sequence_length_ = 0;
+  std::optional<Samples> samples_;  // null: any order
+  VectorSums vector_sums_;
+  std::vector<WeightId> held_back_;  // done, but for their sums
 };
 
 }  // namespace invar

@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/term_sums.h"
 #include "parallel/reduction_tree.h"
 
 namespace invar {
@@ -18,15 +19,12 @@ class WorkerOrder {
   // The samples of each data rank, one after another; they may be unequal.
   WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
 
-  // A sample's gradient is added to the sum in `buffer`, which is set to zero before if it begins a worker; then
-  // `joins` times the buffer is added to the one below.
-  struct Place {
-    int buffer = 0;
-    bool begins = false;
-    int joins = 0;
-  };
+  using Place = ops::SamplePlace;  // begins: with a worker
   // sample: counted from this rank's first one of the step.
   const Place& of(int64_t sample) const { return places_[static_cast<size_t>(sample)]; }
+  std::span<const Place> of(Range samples) const {
+    return std::span(places_).subspan(static_cast<size_t>(samples.begin), static_cast<size_t>(samples.size()));
+  }
 
   int buffers() const { return program_.buffers; }
   // Who has which sums at the end of the step, in its first buffers.

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "comm/self_communicator.h"
 #include "config/contract.h"
 #include "invariant_models.h"
 #include "ops/matmul.h"
@@ -323,7 +324,10 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     const Tensor all_x(x.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kIn});
     const WorkerOrder order(1, samples, 1, 0);
     ResidentWeights weights(table);
-    weights.begin_micro_batch(order, 0, 2 * kSequence / samples);
+    const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+    TensorRegion region(*alone, false, 1);
+    region.set_tokens(2 * kSequence);
+    weights.begin_micro_batch(stream, region, gradients, {order, 0, 2 * kSequence / samples});
     weights.accumulate(stream, id, {0, 2 * kSequence}, [&](Range tokens, const Tensor& into) {
       ops::matmul(stream, all_d_y.rows(tokens.begin, tokens.end), ops::Transpose::kYes,
                   all_x.rows(tokens.begin, tokens.end), ops::Transpose::kNo, into, 1.0f);

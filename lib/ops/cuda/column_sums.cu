@@ -45,19 +45,15 @@ __global__ void __launch_bounds__(kThreads)
 
 void add_column_sums(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
                      int64_t columns, float* out) {
-  // Slices of one row: ascending order, for which a block need not be so large.
-  if (rows <= kSlices) return add_ascending_rows(stream, op, terms, sums, rows, columns, out);
   if (sums == 0 || columns == 0) return;
-  const dim3 grid(static_cast<unsigned>(sums), static_cast<unsigned>(ceil_div(columns, kColumns)));
-  column_sums_kernel<<<grid, dim3(kColumns, kSlices), 0, cuda_handle(stream)>>>(terms, rows, columns, out);
-  check_launch(op);
-}
-
-void add_ascending_rows(const Stream& stream, std::string_view op, const float* terms, int64_t sums, int64_t rows,
-                        int64_t columns, float* out) {
-  if (sums == 0 || columns == 0) return;
-  const dim3 grid(static_cast<unsigned>(sums), static_cast<unsigned>(ceil_div(columns, kThreads)));
-  ascending_rows_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(terms, rows, columns, out);
+  const bool sliced =
+      rows > kSlices;  // else slices of one row: ascending order, for which a block need not be so large
+  const dim3 grid(static_cast<unsigned>(sums), static_cast<unsigned>(ceil_div(columns, sliced ? kColumns : kThreads)));
+  if (sliced) {
+    column_sums_kernel<<<grid, dim3(kColumns, kSlices), 0, cuda_handle(stream)>>>(terms, rows, columns, out);
+  } else {
+    ascending_rows_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(terms, rows, columns, out);
+  }
   check_launch(op);
 }
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "core/exact_sum.h"
-#include "ops/cuda/column_sums.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
@@ -347,10 +346,6 @@ void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {
   exact_sum_kernel<<<blocks, kExactSumThreads, 0, cuda_handle(stream)>>>(
       x.data<double>(), x.numel(), reinterpret_cast<unsigned long long*>(digits.data<int64_t>()));
   check_launch("exact_sum");
-}
-
-void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into) {
-  add_ascending_rows(stream, "add_rows", terms.data<float>(), 1, terms.dim(0), terms.dim(1), into.data<float>());
 }
 
 }  // namespace invar::ops::cuda

@@ -28,7 +28,6 @@ void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& tot
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
 void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
 void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits);
-void add_rows(const Stream& stream, const Tensor& terms, const Tensor& into);
 
 void adamw_update(const Stream& stream, const AdamWParams& params, const Tensor& parameter, const Tensor& gradient,
                   const Tensor& exp_avg, const Tensor& exp_avg_sq, const Tensor& value);

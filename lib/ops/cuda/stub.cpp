@@ -38,9 +38,6 @@ void row_squares(const Stream&, const Tensor&, const Tensor&) {
 void exact_sum(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
-void add_rows(const Stream&, const Tensor&, const Tensor&) {
-  refuse();
-}
 void adamw_update(const Stream&, const AdamWParams&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                   const Tensor&) {
   refuse();

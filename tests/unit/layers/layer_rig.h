@@ -133,7 +133,6 @@ class Rank {
     if (table.fixed_order()) {
       const int64_t samples = case_.tokens / case_.sequence_length;
       order_.emplace(samples, samples, 1, 0);
-      weights_.begin_micro_batch(*order_, 0, case_.sequence_length);
     }
     table.allocate(parameters_, weight_gradients_, DType::kF32, order_ ? order_->buffers() : 1);
     table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
@@ -142,6 +141,15 @@ class Rank {
         table.flat_values().data<float>()[stored] = static_cast<float>(values[logical]);
       });
     });
+  }
+  // Around the body.
+  void begin() {
+    sums_of_vectors_.release(0);
+    if (order_ && with_gradients)
+      weights_.begin_micro_batch(stream, region, sums_of_vectors_, {*order_, 0, case_.sequence_length});
+  }
+  void end() {
+    if (order_ && with_gradients) weights_.end_micro_batch(stream);
   }
   // Adds the weights' gradients to `gradients`. Nothing may be outside of parameters that are trained.
   void collect_weight_gradients() {
@@ -248,6 +256,7 @@ class Rank {
   Arena parameters_{"parameters", DeviceType::kCpu, 1 << 18};
   Arena weight_gradients_{"gradients", DeviceType::kCpu, 1 << 18};
   Arena constants_{"constants", DeviceType::kCpu, 1 << 14};
+  Arena sums_of_vectors_{"sums of vectors", DeviceType::kCpu, 1 << 18};
 };
 
 struct Pass {
@@ -267,7 +276,9 @@ inline Pass run(const LayerCase& layer_case, const Named& point, const Layout& l
     rank.load_weights();
     for (int time = 0; time < times; ++time) {
       for (Arena* arena : {&rank.saved, &rank.scratch}) Rank::poison(*arena);
+      rank.begin();
       body(rank);
+      rank.end();
     }
     if (with_gradients) rank.collect_weight_gradients();
     pass.outputs[static_cast<size_t>(world.rank())] = std::move(rank.outputs);

@@ -229,32 +229,6 @@ TEST_CASE("maximum takes the larger of each pair") {
   CHECK(a.same_bits(out));
 }
 
-TEST_CASE("add_rows adds the sum of the rows, made in ascending order") {
-  const int64_t rows = GENERATE(1, 2, 3, 17), columns = GENERATE(1, 255, 1030, 20000);
-  const HostTensor terms = random_tensor(DType::kF32, {rows, columns}, 1);
-  const HostTensor before = random_tensor(DType::kF32, {columns}, 2);
-  HostTensor expected = before, descending = before, chained = before;
-  for (size_t c = 0; c < before.size(); ++c) {
-    const auto term = [&](int64_t row) { return static_cast<float>(terms[static_cast<size_t>(row * columns) + c]); };
-    auto chain = static_cast<float>(before[c]);
-    float up = term(0), down = term(rows - 1);
-    for (int64_t row = 0; row < rows; ++row) chain += term(row);
-    for (int64_t row = 1; row < rows; ++row) up += term(row);
-    for (int64_t row = rows - 1; row > 0; --row) down += term(row - 1);
-    expected.set(c, static_cast<double>(static_cast<float>(before[c]) + up));
-    descending.set(c, static_cast<double>(static_cast<float>(before[c]) + down));
-    chained.set(c, static_cast<double>(chain));
-  }
-  for (const int threads : {1, 2, 3}) {
-    HostTensor into = before;
-    add_rows(Stream(DeviceType::kCpu, threads), terms, into);
-    CHECK(into.same_bits(expected));
-  }
-  if (columns < 255) return;
-  CHECK(descending.same_bits(expected) == (rows < 3));
-  CHECK(chained.same_bits(expected) == (rows == 1));
-}
-
 TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   const HostTensor none(DType::kF32, {0}), x(DType::kF32, {4}), y(DType::kF32, {2, 2}), ints(DType::kI32, {4});
   zero(kCpu, none);
@@ -269,7 +243,6 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(no_squares == Values(2, 0.0));
 
   const Tensor meta = x.on(DeviceType::kMeta);
-  add_rows(kMeta, y.on(DeviceType::kMeta), HostTensor(DType::kF32, {2}).on(DeviceType::kMeta));
   row_squares(kMeta, y.on(DeviceType::kMeta), HostTensor(DType::kF64, {2}).on(DeviceType::kMeta));
   zero(kMeta, meta);
   copy(kMeta, meta, meta);
@@ -293,13 +266,6 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, x, x); }), "row_squares: x is f32 (4)"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, y, x); }),
                  "row_squares: out is f32 (4), expected f64 (2)"));
-  CHECK(contains(message_of(ErrorKind::kFault, [&] { add_rows(kCpu, y, x); }),
-                 "add_rows: into is f32 (4), expected f32 (2)"));
-  CHECK(contains(message_of(ErrorKind::kFault,
-                            [&] {
-                              add_rows(kCpu, HostTensor(DType::kF32, {0, 4}), x);
-                            }),
-                 "add_rows: terms is f32 (0, 4), expected f32 of one row or more"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(kMeta, x); }), "on cpu, but the stream is on meta"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(Stream(DeviceType::kCuda), x.on(DeviceType::kCuda)); }),
                  "built without CUDA"));

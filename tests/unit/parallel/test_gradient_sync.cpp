@@ -47,7 +47,9 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     const RowOwnership ownership(table, cut.data, world.rank(), cut.bucket);
     GradientSync sync(table, ownership, groups, stream, order ? &*order : nullptr, gradients);
     ResidentWeights weights(table);
-    if (order) weights.begin_micro_batch(*order, 0, 1);
+    TensorRegion region(*groups.tensor, false, 1);
+    region.set_tokens(kBatch / cut.data);
+    if (order) weights.begin_micro_batch(stream, region, gradients, {*order, 0, 1});
     if (cut.overlapped) sync.begin_last_micro_batch();
     const int64_t first = kBatch * world.rank() / cut.data;
     const auto add = [&](const WeightUse& use, int term) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/self_communicator.h"
 #include "ordered_table.h"
 #include "support/catch.h"
 
@@ -33,9 +34,13 @@ struct Tied {
 // Backward passes of a rank's samples in micro-batches, in each of which the tokens come in chunks.
 void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch, int64_t chunk,
               const std::vector<Gradients>& uses) {
+  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+  TensorRegion region(*alone, false, kSequence);
+  region.set_tokens(micro_batch * kSequence);
+  Arena scratch("scratch", DeviceType::kCpu, 0);  // no vectors, whose terms would lie there
   ResidentWeights weights(tied.table);
   for (int64_t begin = 0; begin < samples.size(); begin += micro_batch) {
-    weights.begin_micro_batch(order, begin, kSequence);
+    weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
     for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
       const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
       for (const Gradients& use : uses) {
@@ -50,6 +55,7 @@ void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t
         CHECK(next == tokens.end);
       }
     }
+    weights.end_micro_batch(kCpu);
   }
 }
 
