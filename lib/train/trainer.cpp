@@ -151,14 +151,9 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info(format("{} ranks: {}, {} threads each on {}", grid.world(), grid.describe(config_.parallel.sequence),
                   stream_.threads(), name_of(stream_.device())));
   const int64_t batch = global_batch_size(config_, grid.world());
-  std::string micro_steps;
-  for (int replica = 0; replica < (grid.uniform() ? 1 : grid.data); ++replica) {
-    const int64_t own = grid.samples_of(batch, replica).size() / config_.train.micro_batch_size;
-    micro_steps += format("{}{}", micro_steps.empty() ? "" : ", ", own);
-  }
   log.info(format("batch: {} sequences of {} = {} tokens a step, {} micro-steps of {}", batch,
-                  config_.train.sequence_length, batch * config_.train.sequence_length, micro_steps,
-                  config_.train.micro_batch_size));
+                  config_.train.sequence_length, batch * config_.train.sequence_length,
+                  grid.describe_micro_steps(batch, config_.train.micro_batch_size), config_.train.micro_batch_size));
   if (stream_.device() == DeviceType::kCuda) {
     const CudaMemoryInfo gpu = cuda_memory_info();
     log.info(format("GPU of rank 0: {}, {} free", describe_cuda_device(current_cuda_device()), mib(gpu.free)));
