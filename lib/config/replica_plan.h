@@ -41,7 +41,7 @@ struct ReplicaPlan {
 // Where a launched rank computes.
 struct HostSlot {
   std::string host;
-  int gpu = 0;  // number of its GPU on the host; without GPUs, of the rank
+  int gpu = 0;  // local rank: its number among the ranks of the host, which take the GPUs in turn
 };
 
 // The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.
