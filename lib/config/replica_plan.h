@@ -33,7 +33,8 @@ struct ReplicaPlan {
   bool uniform() const;        // all widths and all samples are equal
   // Launched ranks that train, ordered by (replica, tensor rank): the ranks of the training world.
   std::vector<int> training_order() const;
-  uint64_t hash() const;  // of everything above
+  std::vector<int> grid_places() const;  // of each live replica, the one of the grid that it stands in
+  uint64_t hash() const;                 // of everything above
 
   bool operator==(const ReplicaPlan&) const = default;
 };
