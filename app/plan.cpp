@@ -28,27 +28,18 @@ DeviceType planned_device(const Config& config) {
   return config.device == DeviceChoice::kCuda ? DeviceType::kCuda : choose_device(config);
 }
 
-// Of a rank in a step; "9, 7" of replicas that do not do as many.
-std::string micro_steps(const Config& config, const Topology& grid, int64_t batch) {
-  std::string text;
-  for (int replica = 0; replica < (grid.uniform() ? 1 : grid.data); ++replica) {
-    const int64_t steps = grid.samples_of(batch, replica).size() / config.train.micro_batch_size;
-    text += format("{}{}", text.empty() ? "" : ", ", steps);
-  }
-  return text;
-}
-
 void print_summary(const Config& config, const Topology& grid) {
   const int64_t batch = global_batch_size(config, grid.world());
   const int64_t s = config.train.sequence_length;
+  const int64_t micro_batch = config.train.micro_batch_size;
   const double flops = model_flops_per_step(decoder_spec(config.model), batch, s);
   const ParameterCounts counts = count_parameters(config);
   const std::string constants = counts.constant > 0 ? format(" and {} untrained", grouped(counts.constant)) : "";
   print_line(format("parameters        {}{}", grouped(counts.trained), constants));
   print_line(format("ranks             {} = {}", grid.world(), grid.describe(false)));
   print_line(format("tokens a step     {} = {} sequences of {}", grouped(batch * s), batch, s));
-  print_line(format("micro-steps       {} of {} sequences a rank", micro_steps(config, grid, batch),
-                    config.train.micro_batch_size));
+  print_line(format("micro-steps       {} of {} sequences a rank", grid.describe_micro_steps(batch, micro_batch),
+                    micro_batch));
   print_line(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
   if (!checkpoint_dir(config).empty()) {
     const int64_t bytes = 4 * (3 * counts.trained + counts.constant);  // fp32 masters and two moments

@@ -18,6 +18,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, session.world().size(), hosts);
   });
+  const Config given = config;
   TrainingRanks ranks(config, session, hosts);
   if (ranks.idle()) {
     catch_stop_signals();  // of a launcher that passes them on to every rank
@@ -35,6 +36,8 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   const ProcessGroups groups = make_process_groups(*device.world, topology);
 
   const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
+  std::unique_ptr<ReplicaWork> work;
+  if (!topology.uniform()) work = std::make_unique<ReplicaWork>(given, ranks.plan());
   std::unique_ptr<Trainer> trainer;
   std::optional<Log> log;
   together(world, [&] {
@@ -42,7 +45,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     if (world.rank() == 0) {
       for (const std::string& remark : ranks.remarks()) log->warn(remark);
     }
-    trainer = std::make_unique<Trainer>(config, groups, device.stream, signal);
+    trainer = std::make_unique<Trainer>(config, groups, device.stream, signal, std::move(work));
   });
   Ending ending{};
   try {

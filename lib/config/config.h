@@ -62,7 +62,7 @@ using IntegerLists = std::map<std::string, std::vector<int>>;
 // Replicas of unequal tensor-parallel width, see replica_plan.h. By `failed`, by `tensor_widths`, or in the form of
 // Megatron-LM's nonuniform tensor parallelism (its last four members), which is translated to `failed`.
 struct NonuniformConfig {
-  std::vector<std::string> failed;  // "dp0.tp5": a slot of the grid tensor · data; "node03.gpu2": host and local GPU
+  std::vector<std::string> failed;  // "dp0.tp5": a slot of the grid tensor · data; "node03.gpu2": host and local rank
   std::vector<int> tensor_widths;   // tensor ranks of each replica
   int min_tensor = 1;               // live ranks below which a replica is dropped
   BatchPolicy batch = BatchPolicy::kKeep;

@@ -42,7 +42,7 @@ int launched_slot(const Config& config, std::string_view entry, int launched, st
   const std::optional<int> gpu = dot == std::string_view::npos ? std::nullopt : to_number(entry.substr(dot + 4));
   if (!gpu || dot == 0) {
     refuse(config, {kFailedKey}, format("{}: {} names no slot", kFailedKey, entry),
-           "write dp0.tp5, replica and tensor rank in the whole grid, or node03.gpu2, host and local GPU");
+           "write dp0.tp5, replica and tensor rank in the whole grid, or node03.gpu2, host and local rank");
   }
   const ParallelConfig& parallel = config.parallel;
   const int all = parallel.tensor * parallel.data + parallel.spare;

@@ -84,8 +84,8 @@ constexpr Key kKeys[] = {
      "ranks launched beyond tensor · data, idle until they step in for failed ones"},
 
     {"parallel.nonuniform", "failed", at<&C::parallel, &P::nonuniform, &N::failed>,
-     "slots of the grid tensor · data that are lost, dp0.tp5, or launched GPUs that must not be used, node03.gpu2; "
-     "their replicas go on with fewer tensor ranks"},
+     "slots of the grid tensor · data that are lost, dp0.tp5, or launched ranks that must not be used, node03.gpu2: by "
+     "host and local rank, the number of its GPU where each has one; their replicas go on with fewer tensor ranks"},
     {"parallel.nonuniform", "tensor_widths", at<&C::parallel, &P::nonuniform, &N::tensor_widths>,
      "instead of failed: the tensor ranks of each replica, at most parallel.tensor"},
     {"parallel.nonuniform", "min_tensor", at<&C::parallel, &P::nonuniform, &N::min_tensor>,

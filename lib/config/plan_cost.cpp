@@ -6,22 +6,10 @@
 #include "core/integer.h"
 
 namespace invar {
-namespace {
-
-// The replica of the grid that each live one stands in.
-std::vector<int> grid_replicas_of(const ReplicaPlan& plan) {
-  std::vector<int> replicas(plan.widths.size());
-  for (const ReplicaPlan::Place& place : plan.places) {
-    if (place.replica >= 0) replicas[static_cast<size_t>(place.replica)] = place.grid_replica;
-  }
-  return replicas;
-}
-
-}  // namespace
 
 PlanCost plan_cost(const Config& config, const ReplicaPlan& plan) {
   const int64_t micro = config.train.micro_batch_size;
-  const std::vector<double> speeds = replica_speeds(config, plan.widths, grid_replicas_of(plan));
+  const std::vector<double> speeds = replica_speeds(config, plan.widths, plan.grid_places());
   const double full_speed = config.parallel.nonuniform.speeds.empty()
                                 ? 1 / modelled_time(config, config.parallel.tensor)
                                 : *std::max_element(speeds.begin(), speeds.end());

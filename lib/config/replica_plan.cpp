@@ -199,6 +199,14 @@ std::vector<int> ReplicaPlan::training_order() const {
   return order;
 }
 
+std::vector<int> ReplicaPlan::grid_places() const {
+  std::vector<int> replicas(widths.size());
+  for (const Place& place : places) {
+    if (place.replica >= 0) replicas[static_cast<size_t>(place.replica)] = place.grid_replica;
+  }
+  return replicas;
+}
+
 uint64_t ReplicaPlan::hash() const {
   std::string text = "widths";
   for (const int width : widths) text += format(" {}", width);

@@ -33,7 +33,8 @@ struct ReplicaPlan {
   bool uniform() const;        // all widths and all samples are equal
   // Launched ranks that train, ordered by (replica, tensor rank): the ranks of the training world.
   std::vector<int> training_order() const;
-  uint64_t hash() const;  // of everything above
+  std::vector<int> grid_places() const;  // of each live replica, the one of the grid that it stands in
+  uint64_t hash() const;                 // of everything above
 
   bool operator==(const ReplicaPlan&) const = default;
 };
@@ -41,7 +42,7 @@ struct ReplicaPlan {
 // Where a launched rank computes.
 struct HostSlot {
   std::string host;
-  int gpu = 0;  // number of its GPU on the host; without GPUs, of the rank
+  int gpu = 0;  // local rank: its number among the ranks of the host, which take the GPUs in turn
 };
 
 // The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -62,10 +63,10 @@ struct CudaMemoryInfo {
 };
 CudaMemoryInfo cuda_memory_info();
 
-// The time that queued work takes on a GPU.
+// The time between two points in the order of a stream: that queued work takes on a GPU, by the clock elsewhere.
 class DeviceTimer {
  public:
-  DeviceTimer();  // Error{kConfig} without CUDA
+  DeviceTimer();
   ~DeviceTimer();
   DeviceTimer(const DeviceTimer&) = delete;
   DeviceTimer& operator=(const DeviceTimer&) = delete;
@@ -78,7 +79,9 @@ class DeviceTimer {
 
  private:
   struct Events;
-  std::unique_ptr<Events> events_;
+  std::unique_ptr<Events> events_;  // of a stream on CUDA
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point stop_;
 };
 
 }  // namespace invar

@@ -38,6 +38,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   line["memory_peak_bytes"] = metrics.memory_peak_bytes;
   if (metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.spike) line["loss_zscore"] = *metrics.spike;
+  if (!metrics.replica_seconds.empty()) line["replica_seconds"] = metrics.replica_seconds;
   if (metrics.state_hash) line["state_hash"] = digest_json(*metrics.state_hash);
   lines_.write(line.dump());
 }

@@ -18,11 +18,12 @@ struct StepMetrics {
   double grad_norm = 0;  // before clipping
   double lr = 0;
   double step_ms = 0;
-  double tokens_per_s = 0;        // all ranks together
-  double tflops_per_device = 0;   // model FLOPs, see throughput.h
-  int64_t memory_peak_bytes = 0;  // resident, of the rank that had most
-  int64_t skipped_steps = 0;      // so far, for losses or gradients that are not finite
-  std::optional<double> spike;    // z-score of a loss that stands out
+  double tokens_per_s = 0;              // all ranks together
+  double tflops_per_device = 0;         // model FLOPs, see throughput.h
+  int64_t memory_peak_bytes = 0;        // resident, of the rank that had most
+  int64_t skipped_steps = 0;            // so far, for losses or gradients that are not finite
+  std::optional<double> spike;          // z-score of a loss that stands out
+  std::vector<double> replica_seconds;  // of work in this step, of each replica; only of unequal ones
   std::optional<StateDigest> state_hash;
 };
 
@@ -36,8 +37,9 @@ struct EvaluationMetrics {
 
 // Writes RUN_DIR/metrics.jsonl (see JsonLines):
 //   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"},
-//     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, and of a hashed state
-//     "state_hash": {"weights", "exp_avg", "exp_avg_sq", "gradients", "combined"}, each 16 hex digits
+//     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, "replica_seconds": [...] where
+//     replicas of unequal widths or shares were measured, and of a hashed state "state_hash": {"weights", "exp_avg",
+//     "exp_avg_sq", "gradients", "combined"}, each 16 hex digits
 //   {"step", "validation_loss", "validation_ppl"}
 // Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null.
 class MetricsWriter {

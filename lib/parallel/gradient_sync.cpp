@@ -25,6 +25,16 @@ int replicas_of(const SharedBlock& block) {
   return static_cast<int>(block.holders.size());
 }
 
+// Of a block all elements, or those of one weight.
+std::vector<Range> parts_of(const SharedBlock& block, std::optional<WeightId> weight) {
+  if (!weight) return {{0, block.elements}};
+  std::vector<Range> parts;
+  for (const SharedBlock::Part& part : block.parts) {
+    if (part.weight == *weight) parts.push_back({part.begin, part.begin + part.elements});
+  }
+  return parts;
+}
+
 // In the staging of a tree, the row of a replica's node.
 int64_t row_of(const TreePlan& plan, int replica, int node) {
   int64_t row = plan.rows_of_round(node).begin;
@@ -190,53 +200,51 @@ void GradientSync::exchange_sums(size_t bucket) {
 
 // Each replica's nodes of a block go to the rank that owns the elements. second: only of this weight, its second term.
 void GradientSync::exchange_terms(size_t bucket, std::optional<WeightId> second) {
-  struct Sum {
-    Tensor terms;  // f32 (nodes, elements)
-    Tensor out;
-  };
   const ArenaScope scope(staging_);
   const RowOwnership::Bucket& cut = ownership_.buckets()[bucket];
-  const auto own_nodes = static_cast<int>(plan().nodes(ownership_.replica()).size());
-  std::vector<Message> sends, receives;
-  std::vector<Sum> sums;
+  const int64_t shift = second ? table_.weight(*second).second_term - table_.weight(*second).offset : 0;
+  Terms terms;
   for (const SharedBlock& block : cut.blocks) {
     const int64_t place = ownership_.place(cut, block);
     if (place < 0) continue;
-    for (const SharedBlock::Part& part : block.parts) {
-      if (second && part.weight != *second) continue;
-      // All parts of a block at once, or the one of the weight.
-      const Range whole = second ? Range{part.begin, part.begin + part.elements} : Range{0, block.elements};
-      const int64_t shift = second ? table_.weight(*second).second_term - table_.weight(*second).offset : 0;
+    for (const Range& part : parts_of(block, second)) {
       for (int replica = 0; replica < replicas_of(block); ++replica) {
-        const Range owned = intersect(block.owned(replica), whole);
+        const Range owned = intersect(block.owned(replica), part);
         if (owned.empty()) continue;
         const Range mine{place + shift + owned.begin, place + shift + owned.end};
-        if (replica != ownership_.replica()) {
-          for (int node = 0; node < own_nodes; ++node) {
-            sends.push_back({table_.gradients(node, mine), block.holders[static_cast<size_t>(replica)].world_rank});
-          }
-          continue;
+        if (replica == ownership_.replica()) {
+          take_terms(block, mine, terms);
+        } else {
+          give_terms(block.holders[static_cast<size_t>(replica)].world_rank, mine, terms);
         }
-        const Tensor terms =
-            staging_.allocate("gradients of replicas", DType::kF32, {plan().total_nodes(), owned.size()});
-        for (int r = 0; r < replicas_of(block); ++r) {
-          for (int node = 0; node < static_cast<int>(plan().nodes(r).size()); ++node) {
-            const int64_t row = row_of(plan(), r, node);
-            const Tensor term = terms.rows(row, row + 1).view({owned.size()});
-            if (r == replica) {
-              ops::copy(queue_, table_.gradients(node, mine), term);
-            } else {
-              receives.push_back({term, block.holders[static_cast<size_t>(r)].world_rank});
-            }
-          }
-        }
-        sums.push_back({terms, table_.gradients(0, mine)});
       }
-      if (!second) break;
     }
   }
-  exchange_->exchange(queue_, sends, receives);
-  for (const Sum& sum : sums) ops::tree_sum(queue_, plan().program(), sum.terms, sum.out);
+  exchange_->exchange(queue_, terms.sends, terms.receives);
+  for (const Terms::Sum& sum : terms.sums) ops::tree_sum(queue_, plan().program(), sum.terms, sum.out);
+}
+
+// This rank's nodes of the elements.
+void GradientSync::give_terms(int owner, Range elements, Terms& terms) const {
+  const auto nodes = static_cast<int>(plan().nodes(ownership_.replica()).size());
+  for (int node = 0; node < nodes; ++node) terms.sends.push_back({table_.gradients(node, elements), owner});
+}
+
+// The nodes of all replicas side by side: this rank's copied, the others' received.
+void GradientSync::take_terms(const SharedBlock& block, Range elements, Terms& terms) {
+  const Tensor all = staging_.allocate("gradients of replicas", DType::kF32, {plan().total_nodes(), elements.size()});
+  for (int replica = 0; replica < replicas_of(block); ++replica) {
+    for (int node = 0; node < static_cast<int>(plan().nodes(replica).size()); ++node) {
+      const int64_t row = row_of(plan(), replica, node);
+      const Tensor term = all.rows(row, row + 1).view({elements.size()});
+      if (replica == ownership_.replica()) {
+        ops::copy(queue_, table_.gradients(node, elements), term);
+      } else {
+        terms.receives.push_back({term, block.holders[static_cast<size_t>(replica)].world_rank});
+      }
+    }
+  }
+  terms.sums.push_back({all, table_.gradients(0, elements)});
 }
 
 // From the owners to all that hold the rows.

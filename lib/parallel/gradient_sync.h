@@ -49,6 +49,15 @@ class GradientSync {
     StreamMark published;
     bool awaited = true;
   };
+  // What one exchange moves, and what is then added.
+  struct Terms {
+    struct Sum {
+      Tensor terms;  // f32 (nodes, elements)
+      Tensor out;
+    };
+    std::vector<Message> sends, receives;
+    std::vector<Sum> sums;
+  };
   void add_copies(std::vector<Copies> BucketState::*kind, Communicator* group, Range elements);
   void refuse_unequal_cuts(Communicator& world) const;
   Range own_part(size_t bucket, Range elements) const;
@@ -58,6 +67,8 @@ class GradientSync {
   const TreePlan& plan() const { return order_ != nullptr ? order_->plan() : *replica_plan_; }
   void exchange_sums(size_t bucket);
   void exchange_terms(size_t bucket, std::optional<WeightId> second);
+  void give_terms(int owner, Range elements, Terms& terms) const;
+  void take_terms(const SharedBlock& block, Range elements, Terms& terms);
   void exchange_values(size_t bucket);
   void make_copies_equal();
 

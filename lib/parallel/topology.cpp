@@ -23,6 +23,14 @@ Range Topology::samples_of(int64_t batch, int data_rank) const {
   return {first, first + samples[static_cast<size_t>(data_rank)]};
 }
 
+std::string Topology::describe_micro_steps(int64_t batch, int64_t micro_batch) const {
+  std::string steps;
+  for (int replica = 0; replica < (uniform() ? 1 : data); ++replica) {
+    steps += format("{}{}", steps.empty() ? "" : ", ", samples_of(batch, replica).size() / micro_batch);
+  }
+  return steps;
+}
+
 std::string Topology::describe(bool sequence_parallel) const {
   std::string ranks = std::to_string(tensor);
   if (!uniform()) {

@@ -27,6 +27,8 @@ struct Topology {
   int tensor_rank(int world_rank) const { return world_rank - first_rank(data_rank(world_rank)); }
   // Of the `batch` samples of a step, those of a replica.
   Range samples_of(int64_t batch, int data_rank) const;
+  // Micro-batches of a rank in a step of `batch` samples: "8"; "9, 7" of replicas that do not do as many.
+  std::string describe_micro_steps(int64_t batch, int64_t micro_batch) const;
   // "tensor 2 with sequence parallelism x data 4", "tensor 4, 3 x data 2"
   std::string describe(bool sequence_parallel) const;
 };

@@ -26,30 +26,16 @@ std::vector<Range> deal_workers(int64_t workers, int64_t batch, std::span<const 
   return runs;
 }
 
-std::vector<Range> equal_parts(int64_t workers, int64_t batch, int data_size) {
-  if (batch % data_size != 0) refuse_cut(workers, batch, static_cast<size_t>(data_size));
-  std::vector<Range> parts;
-  for (int64_t rank = 0; rank < data_size; ++rank) {
-    parts.push_back({first_sample(rank, data_size, batch), first_sample(rank + 1, data_size, batch)});
-  }
-  return parts;
-}
-
 }  // namespace
 
-WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, int data_size, int data_rank)
-    : WorkerOrder(workers, batch, equal_parts(workers, batch, data_size), data_rank) {}
-
 WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank)
-    : WorkerOrder(workers, batch, Dealt{deal_workers(workers, batch, samples)}, data_rank) {}
-
-WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, const Dealt& workers_of_ranks, int data_rank)
-    : plan_(workers, workers_of_ranks.runs),
-      program_(leaf_program(workers, workers_of_ranks.runs[static_cast<size_t>(data_rank)], LeafKind::kOwnBuffer)) {
+    : plan_(workers, deal_workers(workers, batch, samples)),
+      program_(leaf_program(workers, workers_within(samples[static_cast<size_t>(data_rank)], workers, batch),
+                            LeafKind::kOwnBuffer)) {
   for (const LeafProgram::Step& step : program_.steps) {
-    const int64_t samples = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
-    for (int64_t sample = 0; sample < samples; ++sample) {
-      places_.push_back({step.buffer, sample == 0, sample + 1 == samples ? step.joins : 0});
+    const int64_t own = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
+    for (int64_t sample = 0; sample < own; ++sample) {
+      places_.push_back({step.buffer, sample == 0, sample + 1 == own ? step.joins : 0});
     }
   }
 }

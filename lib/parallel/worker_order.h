@@ -14,9 +14,7 @@ namespace invar {
 // buffers for sums as many as its part of the tree needs.
 class WorkerOrder {
  public:
-  // Error{kConfig} if a rank's B / data_size samples do not begin where a worker's do.
-  WorkerOrder(int64_t workers, int64_t batch, int data_size, int data_rank);
-  // The samples of each data rank, one after another; they may be unequal.
+  // samples: of each data rank, one after another. Error{kConfig} if one's do not begin where a worker's do.
   WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
 
   using Place = ops::SamplePlace;  // begins: with a worker
@@ -31,11 +29,6 @@ class WorkerOrder {
   const TreePlan& plan() const { return plan_; }
 
  private:
-  struct Dealt {
-    std::vector<Range> runs;  // workers of each data rank
-  };
-  WorkerOrder(int64_t workers, int64_t batch, const Dealt& workers_of_ranks, int data_rank);
-
   TreePlan plan_;
   LeafProgram program_;
   std::vector<Place> places_;

@@ -62,10 +62,14 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, result.tokens));
 
   state.zero_gradients();
+  const bool sums_beside = hooks.work == nullptr || state.stream().device() == DeviceType::kCuda;
+  if (hooks.work != nullptr) hooks.work->start(state.stream());
   for (const Batch& batch : batches) {
-    const auto turn = &batch == &batches.back() ? TrainState::Turn::kLast : TrainState::Turn::kMore;
-    state.forward_backward(batch, static_cast<float>(share), hooks.sink, turn);
+    const bool last = &batch == &batches.back();
+    state.forward_backward(batch, static_cast<float>(share), hooks.sink,
+                           last && sums_beside ? TrainState::Turn::kLast : TrainState::Turn::kMore);
   }
+  if (hooks.work != nullptr) hooks.work->stop(state.stream());
   result.grad_norm = state.finish_gradients();
   result.loss = sum_over_replicas(groups, state.take_loss()) * share;
   if (hooks.gradients_complete) hooks.gradients_complete(result);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "train/train_state.h"
 
 namespace invar {
@@ -32,6 +33,9 @@ struct StepResult {
 
 struct StepHooks {
   TensorSink* sink = nullptr;  // activations of every micro-batch
+  // Measures the micro-batches of this rank without the sums over replicas: where these have no queue of their own they
+  // all come after the last backward pass, not beside it.
+  DeviceTimer* work = nullptr;
   // After the sums over all ranks, before the update and before a loss that is not finite is refused. The result lacks
   // only the learning rate.
   std::function<void(const StepResult&)> gradients_complete;

@@ -106,12 +106,13 @@ struct Trainer::Output {
 };
 
 Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
-                 const volatile std::sig_atomic_t* stop_signal)
+                 const volatile std::sig_atomic_t* stop_signal, std::unique_ptr<ReplicaWork> work)
     : config_(config),
       groups_(groups),
       stream_(stream),
       checkpoints_(config, groups, stream),
-      stop_(config.train, stop_signal) {
+      stop_(config.train, stop_signal),
+      work_(std::move(work)) {
   const int world = groups.world->size();
   TokenRequest request = token_request(config, Split::kTrain, world);
   const Progress& start = checkpoints_.start();  // of which another batch size may have been
@@ -151,14 +152,9 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info(format("{} ranks: {}, {} threads each on {}", grid.world(), grid.describe(config_.parallel.sequence),
                   stream_.threads(), name_of(stream_.device())));
   const int64_t batch = global_batch_size(config_, grid.world());
-  std::string micro_steps;
-  for (int replica = 0; replica < (grid.uniform() ? 1 : grid.data); ++replica) {
-    const int64_t own = grid.samples_of(batch, replica).size() / config_.train.micro_batch_size;
-    micro_steps += format("{}{}", micro_steps.empty() ? "" : ", ", own);
-  }
   log.info(format("batch: {} sequences of {} = {} tokens a step, {} micro-steps of {}", batch,
-                  config_.train.sequence_length, batch * config_.train.sequence_length, micro_steps,
-                  config_.train.micro_batch_size));
+                  config_.train.sequence_length, batch * config_.train.sequence_length,
+                  grid.describe_micro_steps(batch, config_.train.micro_batch_size), config_.train.micro_batch_size));
   if (stream_.device() == DeviceType::kCuda) {
     const CudaMemoryInfo gpu = cuda_memory_info();
     log.info(format("GPU of rank 0: {}, {} free", describe_cuda_device(current_cuda_device()), mib(gpu.free)));
@@ -202,6 +198,8 @@ Ending Trainer::run(Log& log) {
     if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(config_.log.dir, mode);
   }
   const Ending ending = train(state, output);
+  const std::optional<MeasuredSpeeds> measured = work_ != nullptr ? work_->speeds() : std::nullopt;
+  if (measured) log.info(format("measured speeds: {}", measured->describe()));
   const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, output.skips_in_a_row > 1, log);
   if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
   if (unsaved) throw *unsaved;
@@ -261,7 +259,9 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
     if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
     if (hash) hash->gradients();
   };
+  if (work_ != nullptr) hooks.work = &work_->timer();
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
+  if (work_ != nullptr) work_->finish_step();
   output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;
   if (output.skips_in_a_row > (config_.train.on_nonfinite == NonfinitePolicy::kStop ? 0 : kMostSkipsInARow)) {
     checkpoints_.wait(output.log);
@@ -295,8 +295,9 @@ void Trainer::report_anomalies(const StepResult& result, Output& output) const {
 
 void Trainer::report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const {
   const int64_t peak = all_reduce_value(*groups_.world, peak_memory_bytes(stream_), ReduceOp::kMax);
-  if (groups_.world->rank() != 0) return;
   StepMetrics metrics;
+  if (work_ != nullptr) metrics.replica_seconds = work_->gather(groups_);
+  if (groups_.world->rank() != 0) return;
   metrics.step = output.progress.step;
   metrics.steps_total = config_.train.steps;
   metrics.tokens = output.progress.tokens;
@@ -316,6 +317,8 @@ void Trainer::report(const StepResult& result, double seconds, const StateHash* 
     if (hash != nullptr && config_.log.hash_blocks) write_block_hashes(config_.log.dir, metrics.step, *hash);
   });
   output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
+  const std::optional<MeasuredSpeeds> news = work_ != nullptr ? work_->news() : std::nullopt;
+  if (news) output.log.info(format("step {}: {}", metrics.step, news->describe()));
 }
 
 // Why the run should stop, if it came up; then there is no result.

@@ -3,6 +3,7 @@
 #include "checkpoint/safetensors.h"
 #include "observe/log.h"
 #include "train/anomaly.h"
+#include "train/replica_work.h"
 #include "train/run_checkpoints.h"
 #include "train/step_hash.h"
 #include "train/stop_control.h"
@@ -18,9 +19,9 @@ enum class Ending : uint8_t {
 class Trainer {
  public:
   // Opens the data, the checkpoint to resume from, and headers of weights. Not collective, so that ranks can agree on a
-  // failure before any collective call. stop_signal: see StopControl.
+  // failure before any collective call. stop_signal: see StopControl. work: measured and told if given; on all ranks.
   Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
-          const volatile std::sig_atomic_t* stop_signal = nullptr);
+          const volatile std::sig_atomic_t* stop_signal = nullptr, std::unique_ptr<ReplicaWork> work = nullptr);
 
   // Trains to train.steps and exports if asked, or stops earlier. Collective over the world. Errors name the step.
   Ending run(Log& log);
@@ -45,6 +46,7 @@ class Trainer {
   std::unique_ptr<SafetensorsReader> weights_;      // null with other weights
   RunCheckpoints checkpoints_;
   StopControl stop_;
+  std::unique_ptr<ReplicaWork> work_;
 };
 
 }  // namespace invar

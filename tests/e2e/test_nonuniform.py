@@ -1,5 +1,6 @@
 """Replicas of unequal tensor-parallel width, as a user meets them: which failures are planned for, what is refused, and runs
 that go on with fewer ranks and come back, to the bit."""
+import re
 import unittest
 
 from invar_job import JobTest, read_lines
@@ -62,6 +63,30 @@ class Nonuniform(JobTest):
         self.assertEqual(self.hashes("rest"), self.hashes("still"))
         self.assertRegex(self.log("rest"), r"left out: replica 0 of 2")
         self.assertIn("4 ranks: tensor 4 x data 1", self.log("rest"))
+
+    def test_a_run_measures_the_speeds_of_unequal_replicas_and_a_plan_takes_them(self):
+        self.config(train={"steps": 6, "global_batch_size": 32})
+        layout = ["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[2, 1]"]
+        self.train("unequal", *layout, ranks=3)
+        lines = read_lines(self.folder / "unequal" / "metrics.jsonl")
+        self.assertEqual(len(lines), 6)
+        for line in lines:
+            self.assertEqual(len(line["replica_seconds"]), 2, line)
+            for seconds in line["replica_seconds"]:
+                self.assertTrue(0 < seconds <= line["step_ms"] / 1e3, line)
+        told = re.findall(r"measured speeds: (parallel\.nonuniform\.speeds=\[(.*), (.*)\]) shares the batch "
+                          r"(?:as it is, )?(\d+), (\d+) ", self.log("unequal"))
+        self.assertEqual(len(told), 1, self.log("unequal"))
+        override, *speeds, first, second = told[0]
+        self.assertEqual(max(map(float, speeds)), 1)
+        self.assertEqual(int(first) + int(second), 32)
+        planned = self.succeed("plan", "run.yaml", "--world", 3, *layout, override).stdout
+        steps = first if first == second else f"{first}, {second}"
+        self.assertRegex(planned, rf"micro-steps +{steps} of 1 ")
+
+        self.train("equal", "parallel.data=2", ranks=2)
+        self.assertEqual(set(read_lines(self.folder / "equal" / "metrics.jsonl")[0]), set(lines[0]) - {"replica_seconds"})
+        self.assertNotIn("speeds=", self.log("equal"))
 
     def test_faults_are_refused(self):
         self.recipe()

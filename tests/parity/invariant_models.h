@@ -7,6 +7,7 @@
 #include "awkward_models.h"
 #include "comm/thread_communicator.h"
 #include "config/validation.h"
+#include "mock_run.h"
 #include "train/step_hash.h"
 
 namespace invar::test {
@@ -148,22 +149,16 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
   run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
     ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
-    const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
-    state.adopt_values();
-    const auto source = make_token_source(config.data, token_request(config, Split::kTrain, world.size()));
-    const DataStream data = data_stream(*source, config, Split::kTrain);
+    MockRun rank(config, groups);
     for (int64_t step = 0; step < config.train.steps; ++step) {
-      StepHash hash(state, groups);
+      StepHash hash(rank.state, groups);
       StepHooks hooks;
       hooks.gradients_complete = [&](const StepResult&) { hash.gradients(); };
-      const StepResult result =
-          run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
+      const StepResult result = rank.train(step, hooks);
       const StateDigest digest = hash.finish().digest(result.loss, result.grad_norm);
       if (world.rank() == 0) run.steps.push_back({digest, result});
     }
-    const double validation = run_evaluation(state, config, groups, data).value();
+    const double validation = run_evaluation(rank.state, config, groups, rank.data).value();
     if (world.rank() == 0) run.validation = validation;
   });
   return run;

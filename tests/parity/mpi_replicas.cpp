@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "awkward_models.h"
+#include "mock_run.h"
 #include "support/catch.h"
 #include "support/mpi_world.h"
 #include "support/wrapped_communicator.h"
-#include "train/step.h"
 
 using namespace invar;
 
@@ -103,22 +103,12 @@ Copies train(Precision precision, Sums sums) {
   if (sums != Sums::kByRank) {
     groups.data = std::make_unique<RingOrder>(std::move(groups.data), sums == Sums::kRing);
   }
-  const Stream stream(DeviceType::kCpu);
-  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-  initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
-  state.adopt_values();
-  TokenRequest request;
-  request.sequence_length = config.train.sequence_length;
-  request.vocab_size = config.model.vocab_size;
-  request.seed = config.train.seed;
-  const auto source = make_token_source(config.data, request);
-  const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+  test::MockRun run(config, groups);
   Copies copies;
-  for (int64_t step = 0; step < config.train.steps; ++step) {
-    copies.last = run_step(state, config, groups, load_micro_batches(config, groups, data, step), step);
-  }
-  const Tensor& flat = state.parameters().flat_values();
-  state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range elements) {
+  for (int64_t step = 0; step < config.train.steps; ++step) copies.last = run.train(step);
+  const Stream& stream = run.state.stream();
+  const Tensor& flat = run.state.parameters().flat_values();
+  run.state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range elements) {
     if (p.replicas == nullptr || p.replicas->size() == 1) return;
     copies.differing[kind_of(p.name)] += differing_bytes(*p.replicas, stream, flat.rows(elements.begin, elements.end));
   });

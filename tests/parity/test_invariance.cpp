@@ -322,7 +322,7 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::cos(static_cast<float>(3 * i));
     const Tensor all_d_y(d_y.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kOut});
     const Tensor all_x(x.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kIn});
-    const WorkerOrder order(1, samples, 1, 0);
+    const WorkerOrder order(1, samples, std::vector<Range>{{0, samples}}, 0);
     ResidentWeights weights(table);
     const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
     TensorRegion region(*alone, false, 1);

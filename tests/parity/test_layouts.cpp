@@ -112,19 +112,11 @@ TEST_CASE("with lr = 0 and one batch, loss and gradient norm keep their bits ove
     config.train.micro_batch_size = micro_batch;
     run_thread_ranks(2, [&](Communicator& world) {
       const ProcessGroups groups = make_process_groups(world, {2, 1});
-      const Stream stream(DeviceType::kCpu);
-      TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-      initialise(state.parameters(), stream, 1, 0.02);
-      state.adopt_values();
-      TokenRequest request;
-      request.sequence_length = config.train.sequence_length;
-      request.vocab_size = config.model.vocab_size;
-      const auto source = make_token_source(config.data, request);
-      const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
-      const std::vector<Batch> batches = load_micro_batches(config, groups, data, 0);
-      const StepResult first = run_step(state, config, groups, batches, 0);
+      MockRun run(config, groups);
+      const std::vector<Batch> batches = run.batches(0);
+      const StepResult first = run_step(run.state, config, groups, batches, 0);
       for (int64_t step = 1; step < 10; ++step) {
-        const StepResult next = run_step(state, config, groups, batches, step);
+        const StepResult next = run_step(run.state, config, groups, batches, step);
         CHECK(next.loss == first.loss);
         CHECK(next.grad_norm == first.grad_norm);
       }

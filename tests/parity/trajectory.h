@@ -8,8 +8,8 @@
 
 #include "awkward_models.h"
 #include "comm/thread_communicator.h"
+#include "mock_run.h"
 #include "parallel/logical_tensor.h"
-#include "train/step.h"
 
 namespace invar::test {
 
@@ -65,35 +65,24 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
   run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
     ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
-    const Stream stream(DeviceType::kCpu);
-    const MemorySizes planned = measure_memory(config, groups.topology, world.rank());
-    TrainState state(config, groups, stream, planned);
-    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
-    state.adopt_values();
-    auto initial = collect_all(state, groups);
-    TokenRequest request;
-    request.sequence_length = config.train.sequence_length;
-    request.vocab_size = config.model.vocab_size;
-    request.seed = config.train.seed;
-    const auto source = make_token_source(config.data, request);
-    const DataStream data{*source, Sampler(SampleOrder::kSequential, source->samples(), 0)};
+    MockRun run(config, groups);
+    auto initial = collect_all(run.state, groups);
     std::vector<double> losses;
     std::vector<double> norms;
     std::map<std::string, std::vector<float>> gradients;
     for (int64_t step = 0; step < config.train.steps; ++step) {
       StepHooks hooks;
       hooks.gradients_complete = [&](const StepResult&) {
-        if (step == 0) gradients = collect_gradients(state, groups);
+        if (step == 0) gradients = collect_gradients(run.state, groups);
       };
-      const StepResult result =
-          run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
+      const StepResult result = run.train(step, hooks);
       losses.push_back(result.loss);
       norms.push_back(result.grad_norm);
     }
-    const double validation = run_evaluation(state, config, groups, data).value();
-    auto trained = collect_all(state, groups);
-    INVAR_CHECK(state.used().total() == planned.total(), "{} bytes used, {} planned", state.used().total(),
-                planned.total());
+    const double validation = run_evaluation(run.state, config, groups, run.data).value();
+    auto trained = collect_all(run.state, groups);
+    const int64_t used = run.state.used().total();
+    INVAR_CHECK(used == run.planned.total(), "{} bytes used, {} planned", used, run.planned.total());
     if (world.rank() == 0) {
       trajectory = {losses, norms, validation, std::move(initial), std::move(gradients), std::move(trained)};
     }

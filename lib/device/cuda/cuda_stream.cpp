@@ -209,19 +209,24 @@ struct DeviceTimer::Events {
   Events& operator=(const Events&) = delete;
 };
 
-DeviceTimer::DeviceTimer() : events_(std::make_unique<Events>()) {}
+DeviceTimer::DeviceTimer() = default;
 
 DeviceTimer::~DeviceTimer() = default;
 
 void DeviceTimer::start(const Stream& stream) {
+  start_ = std::chrono::steady_clock::now();
+  if (stream.device() != DeviceType::kCuda) return;
+  if (events_ == nullptr) events_ = std::make_unique<Events>();
   check_cuda(cudaEventRecord(events_->start, cuda_handle(stream)), "cudaEventRecord");
 }
 
 void DeviceTimer::stop(const Stream& stream) {
-  check_cuda(cudaEventRecord(events_->stop, cuda_handle(stream)), "cudaEventRecord");
+  stop_ = std::chrono::steady_clock::now();
+  if (events_ != nullptr) check_cuda(cudaEventRecord(events_->stop, cuda_handle(stream)), "cudaEventRecord");
 }
 
 double DeviceTimer::milliseconds() const {
+  if (events_ == nullptr) return std::chrono::duration<double, std::milli>(stop_ - start_).count();
   check_cuda(cudaEventSynchronize(events_->stop), "cudaEventSynchronize");
   float time = 0;
   check_cuda(cudaEventElapsedTime(&time, events_->start, events_->stop), "cudaEventElapsedTime");

@@ -56,19 +56,22 @@ TEST_CASE("Each step and each evaluation is one line, there at once") {
   CHECK(read_file(path) == step + R"({"step":12,"validation_loss":0.0,"validation_ppl":1.0})" + "\n");
 }
 
-TEST_CASE("Skipped steps and a loss that stands out are in the line only if there are any") {
+TEST_CASE("Skipped steps, a loss that stands out and the work of replicas are in the line only if there are any") {
   const TemporaryFolder folder;
   MetricsWriter writer(folder.path(), OpenMode::kNew);
   StepMetrics metrics = sample_step(1);
   writer.write(metrics);
   metrics.skipped_steps = 2;
   metrics.spike = 7.5;
+  metrics.replica_seconds = {0.5, 0.25};
   writer.write(metrics);
   const std::vector<json> lines = lines_of(folder / "metrics.jsonl");
   CHECK(!lines[0].contains("skipped_steps"));
   CHECK(!lines[0].contains("loss_zscore"));
+  CHECK(!lines[0].contains("replica_seconds"));
   CHECK(lines[1]["skipped_steps"] == 2);
   CHECK(lines[1]["loss_zscore"] == 7.5);
+  CHECK(lines[1]["replica_seconds"] == std::vector<double>{0.5, 0.25});
 }
 
 TEST_CASE("Numbers read back to the same bits; what JSON cannot say is null") {

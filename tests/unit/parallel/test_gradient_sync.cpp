@@ -33,7 +33,7 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     const ProcessGroups groups = make_process_groups(world, {1, cut.data});
     const Stream stream(DeviceType::kCpu);
     const std::optional<WorkerOrder> order =
-        workers > 0 ? std::optional<WorkerOrder>(std::in_place, workers, kBatch, cut.data, world.rank()) : std::nullopt;
+        workers > 0 ? std::optional(test::equal_order(workers, kBatch, cut.data, world.rank())) : std::nullopt;
     Arena values("values", DeviceType::kCpu, 1 << 16);
     Arena gradients("gradients", DeviceType::kCpu, 1 << 18);
     ParameterTable table(workers > 0 ? 8 : 0);

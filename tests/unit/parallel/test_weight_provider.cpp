@@ -71,7 +71,7 @@ TEST_CASE("fixed order: the buffers get the tree's nodes, for any ranks, micro-b
         std::vector<std::vector<Elements>> nodes(2);  // by use and rank
         std::vector<Elements> expected, chains;
         for (int rank = 0; rank < data; ++rank) {
-          const WorkerOrder order(kWorkers, kBatch, data, rank);
+          const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
           const Tied tied(order);
           REQUIRE(tied.second.term == 1);
           const std::vector<Gradients> uses = {{tied.table, tied.first, kBatch * kSequence},
@@ -89,7 +89,7 @@ TEST_CASE("fixed order: the buffers get the tree's nodes, for any ranks, micro-b
           }
         }
         for (size_t use = 0; use < 2; ++use) {
-          const TreePlan plan = WorkerOrder(kWorkers, kBatch, data, 0).plan();
+          const TreePlan plan = test::equal_order(kWorkers, kBatch, data, 0).plan();
           const Elements root = test::root_of(plan, nodes[use], std::ssize(expected[use]));
           CHECK(test::different(root, expected[use]) == 0);
           control += test::different(root, chains[use]);

@@ -58,30 +58,30 @@ Elements worker_sums(const Elements& samples, int64_t workers, int64_t batch) {
 }  // namespace
 
 TEST_CASE("two samples per worker: which buffer, where a worker begins, what joins") {
-  const WorkerOrder one(4, 8, 1, 0);
+  const WorkerOrder one = test::equal_order(4, 8, 1, 0);
   CHECK(one.buffers() == 3);
   CHECK(places_of(one, 8) ==
         Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 1, 0}, {2, 0, 2}});
   CHECK(one.plan().total_nodes() == 1);
   for (const int rank : {0, 1}) {
-    const WorkerOrder half(4, 8, 2, rank);
+    const WorkerOrder half = test::equal_order(4, 8, 2, rank);
     CHECK(half.buffers() == 2);
     CHECK(places_of(half, 4) == Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}});
     CHECK(half.plan().total_nodes() == 2);
   }
-  const WorkerOrder quarter(4, 8, 4, 2);
+  const WorkerOrder quarter = test::equal_order(4, 8, 4, 2);
   CHECK(quarter.buffers() == 1);
   CHECK(places_of(quarter, 2) == Places{{0, 1, 0}, {0, 0, 0}});
 }
 
 TEST_CASE("a batch that workers do not divide: they have two, three and three samples of eight") {
-  const WorkerOrder order(3, 8, 1, 0);
+  const WorkerOrder order = test::equal_order(3, 8, 1, 0);
   CHECK(places_of(order, 8) ==
         Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
 }
 
 TEST_CASE("one worker is one sum over all samples") {
-  const WorkerOrder order(1, 3, 1, 0);
+  const WorkerOrder order = test::equal_order(1, 3, 1, 0);
   CHECK(order.buffers() == 1);
   CHECK(places_of(order, 3) == Places{{0, 1, 0}, {0, 0, 0}, {0, 0, 0}});
 }
@@ -98,10 +98,11 @@ TEST_CASE("random workers, batches and ranks give the bits of one rank, and of t
     const Elements expected = test::tree_root(worker_sums(samples, workers, batch), kElements);
     std::vector<Elements> nodes;
     for (int rank = 0; rank < data; ++rank) {
-      const WorkerOrder order(workers, batch, data, rank);
+      const WorkerOrder order = test::equal_order(workers, batch, data, rank);
       nodes.push_back(nodes_of(order, {batch * rank / data, batch * (rank + 1) / data}, samples));
     }
-    wrong += test::different(test::root_of(WorkerOrder(workers, batch, data, 0).plan(), nodes, kElements), expected);
+    wrong +=
+        test::different(test::root_of(test::equal_order(workers, batch, data, 0).plan(), nodes, kElements), expected);
     control += test::different(worker_sums(samples, 1, batch), expected);
     compared += kElements;
   }
@@ -113,10 +114,10 @@ TEST_CASE("random workers, batches and ranks give the bits of one rank, and of t
 TEST_CASE("ranks that do not hold whole workers are refused") {
   const auto refused = [](int64_t workers, int64_t batch, int data, const std::string& message) {
     test::require_error(ErrorKind::kConfig, {message}, {"numerics.workers", "train.global_batch_size"},
-                        [&] { WorkerOrder(workers, batch, data, 0); });
+                        [&] { test::equal_order(workers, batch, data, 0); });
   };
   refused(4, 12, 3, "12 samples over 3 data-parallel ranks do not part where those of 4 workers do");
   refused(2, 8, 4, "4 data-parallel ranks");  // a rank without a worker
-  refused(8, 8, 3, "3 data-parallel ranks");  // no equal parts
-  test::require_error(ErrorKind::kFault, {"9 workers for 8 samples"}, [] { WorkerOrder(9, 8, 1, 0); });
+  refused(4, 8, 3, "3 data-parallel ranks");  // unequal parts, the first with a worker, the second with one and a half
+  test::require_error(ErrorKind::kFault, {"9 workers for 8 samples"}, [] { test::equal_order(9, 8, 1, 0); });
 }

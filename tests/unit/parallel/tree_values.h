@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "parallel/reduction_tree.h"
+#include "parallel/worker_order.h"
 
 // Sums whose bits show their order.
 namespace invar::test {
@@ -68,6 +68,13 @@ inline Elements root_of(const TreePlan& plan, const std::vector<Elements>& nodes
   const Tensor terms(rows.data(), DType::kF32, DeviceType::kCpu, {plan.total_nodes(), elements});
   ops::tree_sum(Stream(DeviceType::kCpu), plan.program(), terms, view_of(root));
   return root;
+}
+
+// Of data ranks with equal parts of the batch.
+inline WorkerOrder equal_order(int64_t workers, int64_t batch, int data, int data_rank) {
+  std::vector<Range> samples;
+  for (int64_t rank = 0; rank < data; ++rank) samples.push_back({batch * rank / data, batch * (rank + 1) / data});
+  return {workers, batch, samples, data_rank};
 }
 
 // Contiguous runs of any sizes, some empty.

@@ -1,0 +1,49 @@
+#include "train/replica_work.h"
+
+#include <algorithm>
+
+namespace invar {
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+void ReplicaWork::add(double seconds) {
+  last_ = seconds;
+  if (++steps_ <= kWarmUpSteps) return;
+  recent_.push_back(seconds);
+  if (recent_.size() > kLastSteps) recent_.pop_front();
+}
+
+std::vector<double> ReplicaWork::gather(const ProcessGroups& groups) {
+  const auto replicas = static_cast<size_t>(groups.topology.data);
+  const auto own = static_cast<size_t>(groups.data_rank());
+  std::vector<double> seconds(2 * replicas, 0.0);
+  seconds[own] = last_;
+  if (!recent_.empty()) seconds[replicas + own] = median({recent_.begin(), recent_.end()});
+  groups.world->all_reduce(Stream(DeviceType::kCpu), view_of(seconds), ReduceOp::kMax);
+  const auto medians = seconds.begin() + static_cast<std::ptrdiff_t>(replicas);
+  if (*std::min_element(medians, seconds.end()) > 0) medians_.assign(medians, seconds.end());
+  seconds.resize(replicas);
+  return seconds;
+}
+
+std::optional<MeasuredSpeeds> ReplicaWork::speeds() const {
+  if (medians_.empty()) return std::nullopt;
+  return measured_speeds(config_, plan_, medians_);
+}
+
+std::optional<MeasuredSpeeds> ReplicaWork::news() {
+  if (steps_ < next_news_) return std::nullopt;
+  std::optional<MeasuredSpeeds> measured = speeds();
+  if (!measured || !measured->far_from_shares()) return std::nullopt;
+  next_news_ = 2 * steps_;
+  return measured;
+}
+
+}  // namespace invar

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <deque>
+#include <optional>
+
+#include "config/measured_speeds.h"
+#include "device/device.h"
+#include "parallel/topology.h"
+
+namespace invar {
+
+// How long each replica works in a step, of replicas that share the batch unequally: from the start of its first
+// micro-batch to the end of the backward pass of its last one, of the rank that takes longest. Waiting for ranks of the
+// same replica is part of it, sums over replicas are not (StepHooks::work). On a GPU the first micro-batch may still
+// wait for new values of the step before, all replicas alike.
+class ReplicaWork {
+ public:
+  // config: what the plan was made from.
+  ReplicaWork(const Config& config, const ReplicaPlan& plan) : config_(config), plan_(plan) {}
+
+  // For the step that follows, then finish_step().
+  DeviceTimer& timer() { return timer_; }
+  void finish_step() { add(timer_.milliseconds() * 1e-3); }
+  // Seconds of this rank in a step. The first ones pay for warm-up, so they count for no speed.
+  void add(double seconds);
+
+  // Seconds of each replica in the last step. Collective over the world.
+  std::vector<double> gather(const ProcessGroups& groups);
+  // By the medians over the last steps as of the last gather(), the same on all ranks. Nothing before there is one.
+  std::optional<MeasuredSpeeds> speeds() const;
+  // The same if they are far from the shares of the batch: first after kFirstNews steps, then at the soonest after
+  // twice the steps of the last time, so that a long run is not filled with it.
+  std::optional<MeasuredSpeeds> news();
+
+  static constexpr int64_t kWarmUpSteps = 2;
+  static constexpr size_t kLastSteps = 64;
+  static constexpr int64_t kFirstNews = 8;
+
+ private:
+  Config config_;
+  ReplicaPlan plan_;
+  DeviceTimer timer_;
+  int64_t steps_ = 0;
+  double last_ = 0;
+  std::deque<double> recent_;
+  std::vector<double> medians_;  // of each replica
+  int64_t next_news_ = kFirstNews;
+};
+
+}  // namespace invar
