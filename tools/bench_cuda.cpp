@@ -18,6 +18,8 @@
 #include "ops/cross_entropy.h"
 #include "ops/cuda/operations.h"
 #include "ops/elementwise.h"
+#include "parallel/tree_collectives.h"
+#include "parallel/unit_partition.h"
 
 namespace {
 
@@ -232,6 +234,39 @@ class Bench {
     site("gate_up", t, 2 * model_.intermediate, c, false, DType::kBF16);
     site("down", t, c, model_.intermediate, true, DType::kBF16);
     site("head", kLogitTokens, model_.vocabulary, c, false, DType::kF32);
+    for (const int leaves : {4, 8}) {
+      leaf_rows("attention out forward", leaves, t, c, q);
+      leaf_rows("qkv dgrad", leaves, t, c, q + 2 * heads.kv_heads * heads.head_dim);
+      leaf_rows("down forward", leaves, t, c, model_.intermediate);
+      leaf_rows("gate_up dgrad", leaves, t, c, 2 * model_.intermediate);
+    }
+  }
+
+  // c (m, n) f32 as a sum over leaves of k in fixed order: as layers make it, and a product and a sum at a time.
+  void leaf_rows(const std::string& name, int leaves, int64_t m, int64_t n, int64_t k) {
+    const LeafProgram program = leaf_program(leaves, {0, leaves}, LeafKind::kAddable);
+    std::vector<ops::LeafStep> steps;
+    for (const Range& units : split_units(k / 16, leaves)) {
+      const LeafProgram::Step& step = program.steps[steps.size()];
+      steps.push_back({{units.begin * 16, units.end * 16}, step.buffer, step.accumulate, step.joins});
+    }
+    for (const bool one_by_one : {false, true}) {
+      const std::string of = format("matmul {} of {} leaves{}", name, leaves, one_by_one ? ", one by one" : "");
+      row(of, products(m, n, k), [=, this] {
+        const Tensor a = bf16({m, k}), b = bf16({k, n}), c = f32({program.buffers * m, n});
+        return [=, this] {
+          std::vector<Tensor> buffers;
+          for (int i = 0; i < program.buffers; ++i) buffers.push_back(c.rows(i * m, (i + 1) * m));
+          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, {buffers.data(), 1})) return;
+          size_t leaf = 0;
+          for (LeafSum sum(program, buffers); !sum.finished(); sum.leaf_done(invariant_), ++leaf) {
+            const Range part = steps[leaf].columns;
+            ops::matmul_columns(invariant_, a, part, b.rows(part.begin, part.end), sum.target(),
+                                sum.accumulate() ? 1.0f : 0.0f);
+          }
+        };
+      });
+    }
   }
 
   // As SelfAttention has them: q and k alone, v, d_q and d_v in the rows of the projection.
@@ -413,9 +448,15 @@ class Bench {
         [=, this] { return [this, x = f32({kParameters}), sum = total()] { ops::add_sum(stream_, x, sum); }; });
   }
 
+  static Stream fixed_order(Stream stream) {
+    stream.set_invariant(true);
+    return stream;
+  }
+
   const Model& model_;
   std::string filter_;
   Stream stream_;
+  Stream invariant_ = fixed_order(stream_);
   Arena memory_;
   std::vector<DeviceTimer> timers_;
   std::mt19937 random_;

@@ -1,5 +1,6 @@
 #include "layers/group_product.h"
 
+#include "ops/elementwise.h"
 #include "ops/matmul.h"
 #include "parallel/tree_collectives.h"
 
@@ -11,7 +12,11 @@ using ops::Transpose;
 GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns)
     : ctx_(ctx), leaves_(leaves) {
   // A single leaf is the sum.
-  if (leaves_ != nullptr && leaves_->plan.ranks() == 1 && leaves_->rows.size() == 1) leaves_ = nullptr;
+  const bool alone = leaves_ != nullptr && leaves_->plan.ranks() == 1;
+  if (alone && leaves_->rows.size() == 1) leaves_ = nullptr;
+  if (alone && leaves_ != nullptr) {
+    root_ = ctx.scratch.allocate("sum of leaves", ctx.activation, {ctx.region.tokens(), columns});
+  }
   const DType dtype = leaves_ == nullptr ? ctx.region.partial_dtype(ctx.activation) : DType::kF32;
   const int terms = leaves_ == nullptr ? 1 : leaves_->program.buffers;
   for (int term = 0; term < terms; ++term) {
@@ -19,8 +24,18 @@ GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64
   }
 }
 
-void GroupProduct::multiply(const Tensor& a, const Tensor& w) const {
+void GroupProduct::multiply(const Tensor& a, const Tensor& w) {
   if (leaves_ == nullptr) return matmul(ctx_.stream, a, Transpose::kNo, w, Transpose::kNo, terms_.front());
+  std::vector<ops::LeafStep> steps;
+  for (const LeafProgram::Step& step : leaves_->program.steps) {
+    steps.push_back({leaves_->rows[steps.size()], step.buffer, step.accumulate, step.joins});
+  }
+  const bool alone = root_.defined();
+  const std::span<const Tensor> nodes(alone ? &root_ : terms_.data(), leaves_->program.nodes.size());
+  if (ops::matmul_leaves(ctx_.stream, a, w, steps, nodes)) {
+    root_made_ = alone;
+    return;
+  }
   size_t index = 0;
   for (LeafSum sum(leaves_->program, terms_); !sum.finished(); sum.leaf_done(ctx_.stream)) {
     const Range rows = leaves_->rows[index++];
@@ -43,6 +58,10 @@ void GroupProduct::multiply_rows(int64_t first, std::span<const Tensor> parts, c
 
 Tensor GroupProduct::sum() const {
   if (leaves_ == nullptr) return ctx_.region.reduce(ctx_.stream, ctx_.scratch, terms_.front(), ctx_.activation);
+  if (root_.defined()) {
+    if (!root_made_) ops::copy(ctx_.stream, terms_.front(), root_);
+    return root_;
+  }
   const std::span<const Tensor> nodes(terms_.data(), leaves_->program.nodes.size());
   return ctx_.region.reduce_nodes(ctx_.stream, ctx_.scratch, leaves_->plan, nodes, ctx_.activation);
 }

@@ -13,7 +13,7 @@ class GroupProduct {
   // Its terms take their place on scratch, below the sum. leaves: of the weight; null: any order.
   GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns);
 
-  void multiply(const Tensor& a, const Tensor& w) const;
+  void multiply(const Tensor& a, const Tensor& w);
   // Rows [first, first + n) of the product, from the parts (n, rows of the leaf) of `a`, one per leaf; one in all if
   // the order is any.
   void multiply_rows(int64_t first, std::span<const Tensor> parts, const Tensor& w) const;
@@ -23,7 +23,9 @@ class GroupProduct {
  private:
   const LayerContext& ctx_;
   const LeafCut* leaves_;
+  Tensor root_;                // (T, N) of the activation dtype: of leaves that are all on this rank
   std::vector<Tensor> terms_;  // (T, N): of a rank's sum, or its nodes
+  bool root_made_ = false;
 };
 
 // out f32 (A) = the sum over all ranks' leaves, f32 (A) each, of which these are this rank's; they are overwritten.

@@ -15,7 +15,7 @@ void ColumnParallelLinear::forward(const LayerContext& ctx, const Tensor& x, con
 }
 
 Tensor ColumnParallelLinear::backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y) const {
-  const GroupProduct d_x(ctx, ctx.weights.leaves(weight_), x.dim(1));
+  GroupProduct d_x(ctx, ctx.weights.leaves(weight_), x.dim(1));
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor x_all = ctx.region.gather(ctx.stream, ctx.scratch, x);
@@ -31,7 +31,7 @@ Tensor ColumnParallelLinear::backward(const LayerContext& ctx, const Tensor& x, 
 
 Tensor RowParallelLinear::forward(const LayerContext& ctx, const Tensor& x) const {
   const Tensor weight = ctx.weights.acquire_forward(weight_);
-  const GroupProduct y(ctx, ctx.weights.leaves(weight_), weight.dim(1));
+  GroupProduct y(ctx, ctx.weights.leaves(weight_), weight.dim(1));
   y.multiply(x, weight);
   return y.sum();
 }

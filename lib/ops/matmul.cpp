@@ -60,6 +60,18 @@ void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const 
   multiply(kOp, stream, a, columns, false, b, false, c, beta);
 }
 
+bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+                   std::span<const Tensor> nodes) {
+  constexpr auto kOp = "matmul_leaves";
+  expect_float(kOp, "a", a, 2);
+  expect(kOp, "b", b, a.dtype(), {a.dim(1), b.dim(1)});
+  INVAR_CHECK(!nodes.empty(), "{}: no node", kOp);
+  for (const Tensor& node : nodes) expect(kOp, "a node", node, nodes.front().dtype(), {a.dim(0), b.dim(1)});
+  if (!stream.invariant() || !on_cuda(stream) || a.empty() || b.empty()) return false;
+  if (!has_work(kOp, stream, {&a, &b, &nodes.front()})) return true;
+  return cuda::multiply_leaves(stream.cuda(), a, b, steps, nodes);
+}
+
 int64_t proved_products(const Stream& stream) {
   return on_cuda(stream) ? cuda::proved_products(stream) : 0;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "core/range.h"
 #include "core/tensor.h"
 #include "device/stream.h"
@@ -24,6 +26,21 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
 // these columns, and its bits on the CPU and on an invariant stream.
 void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& c,
                     float beta = 0.0f);
+
+// A step of a sum over leaves of k, which has a stack of sums: the product over `columns` of a goes to `buffer`, a new
+// one or the last (then it is added to what is there), and `joins` times the last sum is added to the one below.
+struct LeafStep {
+  Range columns;
+  int buffer = 0;
+  bool accumulate = false;
+  int joins = 0;
+};
+// nodes[i] (M, N) f32, or bf16 where sums are rounded once = what the steps leave of a (M, K) · b, where a leaf's rows
+// of b (K, N) are those of its columns of a. False, and nothing is done, where there is no faster way than the one
+// whose bits it has: matmul_columns() a leaf at a time, additions in fp32. There is one on an invariant stream of a GPU
+// of compute capability 9.0, for bf16.
+bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+                   std::span<const Tensor> nodes);
 
 // How many products of bf16, by their sizes and layouts, were proved to have the bits of the fixed order before they
 // were first used on this invariant queue. 0 on the CPU, where the order is that of the code.

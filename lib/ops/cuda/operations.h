@@ -63,6 +63,10 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
 // Of the columns of a as stored only `columns` are there.
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
             Transpose transpose_b, const Tensor& c, float beta);
+// In one kernel on tensor cores of compute capability 9.0; false, and nothing is done, on other GPUs and for operands
+// that it does not take.
+bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+                     std::span<const Tensor> nodes);
 int64_t proved_products(const Stream& stream);
 
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,

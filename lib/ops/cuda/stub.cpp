@@ -90,6 +90,9 @@ void gate_backward(const Stream&, Activation, const Tensor&, const Tensor&, cons
 void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float) {
   refuse();
 }
+bool multiply_leaves(CudaStream&, const Tensor&, const Tensor&, std::span<const LeafStep>, std::span<const Tensor>) {
+  refuse();
+}
 int64_t proved_products(const Stream&) {
   refuse();
 }
