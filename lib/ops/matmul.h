@@ -25,8 +25,4 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
 void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& c,
                     float beta = 0.0f);
 
-// How many products of bf16, by their sizes and layouts, were proved to have the bits of the fixed order before they
-// were first used on this invariant queue. 0 on the CPU, where the order is that of the code.
-int64_t proved_products(const Stream& stream);
-
 }  // namespace invar::ops

@@ -10,6 +10,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/per_layer_input.h"
+#include "ops/proofs.h"
 #include "ops/tree_sum.h"
 
 // Every operation on a GPU: the functions of ops/, after their checks. Operands are on the stream's device; work is
@@ -63,7 +64,6 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
 // Of the columns of a as stored only `columns` are there.
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
             Transpose transpose_b, const Tensor& c, float beta);
-int64_t proved_products(const Stream& stream);
 
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
                       const Tensor& rstd);
@@ -88,6 +88,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 
 // depth: the most values on the program's stack.
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
+
+Proofs proofs(const Stream& stream);
 
 // Attention backends, best first; each refuses what it cannot do. Empty in a build without CUDA.
 std::span<const AttentionBackend* const> attention_backends();
