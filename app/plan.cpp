@@ -91,15 +91,20 @@ void print_ranks(const Config& config, const Topology& grid) {
   if (gpus) print_line(format("up to {} MiB more for the workspaces of cuDNN, cuBLAS and NCCL", kOutsideArenas >> 20));
   print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
                     "optimizer", "activations", "scratch", "constants", "total"));
+  int64_t proofs = 0;
   for (const int replica : shown_replicas(config, grid)) {
     const int width = grid.width(replica);
     for (int rank = 0; rank < width; ++rank) {
       const int world_rank = grid.first_rank(replica) + rank;
       const MemorySizes m = measure_memory(config, grid, world_rank, device);
+      proofs = std::max(proofs, m.proofs);
       print_line(format("{:>4} {} {} {} {} {} {} {}  {}", grid.uniform() ? rank : world_rank, mib(m.parameters),
                         mib(m.gradients), mib(m.optimizer), mib(m.saved), mib(m.scratch), mib(m.constants),
                         mib(m.total()), part_of(config, width, rank)));
     }
+  }
+  if (proofs > 0) {
+    print_line(format("while products and attention are proved, in the first step, up to {} MiB more", proofs >> 20));
   }
 }
 

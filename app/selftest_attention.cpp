@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "app/selftest.h"
-#include "ops/attention.h"
+#include "ops/proofs.h"
 
 namespace invar::app {
 namespace {
@@ -169,6 +169,8 @@ void check_attention(SelftestReport& report, const Stream& stream) {
       }
     }
   }
+  if (stream.device() != DeviceType::kCuda) return;
+  report.tell("plans of cuDNN's attention proved", format("{}", ops::proofs(stream).attention_plans));
 }
 
 }  // namespace invar::app

@@ -6,6 +6,7 @@
 #include "app/selftest.h"
 #include "app/tensor_core_step.h"
 #include "ops/matmul.h"
+#include "ops/proofs.h"
 
 namespace invar::app {
 namespace {
@@ -208,7 +209,9 @@ void check_products(SelftestReport& report, const Stream& stream) {
     report.check(name + ", control: K in two differs", [&] { return k_in_two(stream, in); });
   }
   if (!on_gpu) return report.check("products on other numbers of threads", threads_against_one);
-  report.tell("products of bf16 proved to be chains of k16 steps", format("{}", ops::proved_products(stream)));
+  const ops::Proofs proofs = ops::proofs(stream);
+  report.tell("products of bf16 proved to be chains of k16 steps", format("{}", proofs.products));
+  report.tell("products of bf16 left to the own kernel, which is slow", format("{}", proofs.slow_products.size()));
   const std::optional<int> fraction = step_fraction(stream);
   report.tell("a k16 step cuts terms off below 2^(emax - F)",
               fraction ? format("F = {}", *fraction) : "neither F = 24 nor 25");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "core/tensor.h"
@@ -18,6 +19,7 @@ class Stream {
   static Stream meta(DeviceType target) {
     Stream stream(DeviceType::kMeta);
     stream.target_ = target;
+    if (target == DeviceType::kCuda) stream.momentary_ = std::make_shared<int64_t>(0);
     return stream;
   }
   // See make_cuda_stream().
@@ -30,6 +32,12 @@ class Stream {
   // Whether sums on this stream must have the bits of the fixed order (`numerics.reduction: invariant`).
   bool invariant() const { return invariant_; }
   void set_invariant(bool invariant) { invariant_ = invariant; }
+  // On meta with a GPU as target, of this stream and its copies: the most memory that one operation would take there
+  // beside arenas, and give back. Nothing is noted elsewhere.
+  void note_momentary(int64_t bytes) const {
+    if (momentary_ != nullptr) *momentary_ = std::max(*momentary_, bytes);
+  }
+  int64_t momentary() const { return momentary_ != nullptr ? *momentary_ : 0; }
   // Of a stream on CUDA.
   CudaStream& cuda() const { return *cuda_; }
 
@@ -38,6 +46,7 @@ class Stream {
   DeviceType target_;
   int threads_ = 1;
   bool invariant_ = false;
+  std::shared_ptr<int64_t> momentary_;
   std::shared_ptr<CudaStream> cuda_;
 };
 

@@ -5,11 +5,19 @@
 #include "ops/attention_check.h"
 #include "ops/cpu/tiled_attention.h"
 #include "ops/cuda/operations.h"
+#include "ops/proofs.h"
 
 namespace invar::ops {
 namespace {
 
-// Checks what a device would be given, and does nothing.
+// Of a plan of cuDNN, for the backends that have none need no more.
+void note_proof(const Stream& stream, const AttentionParams& params, const HeadView& q,
+                std::initializer_list<HeadView> read) {
+  if (!stream.invariant() || q.buffer.dtype() != DType::kBF16) return;
+  stream.note_momentary(attention_proof_bytes(params, q, read));
+}
+
+// Checks what a device would be given, notes what a GPU would take for a moment, and does nothing.
 class MetaAttention : public AttentionBackend {
  public:
   std::string name() const override { return "meta"; }
@@ -21,12 +29,14 @@ class MetaAttention : public AttentionBackend {
   void forward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                const HeadView& v, const HeadView& out, const Tensor& lse) const override {
     check_attention_forward(stream, params, q, k, v, out, lse);
+    note_proof(stream, params, q, {q, k, v});
   }
 
   void backward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                 const HeadView& v, const HeadView& out, const Tensor& lse, const HeadView& d_out, const Tensor& delta,
                 const HeadView& d_q, const HeadView& d_k, const HeadView& d_v) const override {
     check_attention_backward(stream, params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v);
+    note_proof(stream, params, q, {q, k, v, out, d_out});
   }
 };
 

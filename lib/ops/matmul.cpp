@@ -4,6 +4,7 @@
 #include "ops/cpu/gemm.h"
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
+#include "ops/proofs.h"
 
 namespace invar::ops {
 namespace {
@@ -25,6 +26,9 @@ void multiply(std::string_view op, const Stream& stream, const Tensor& a, Range 
   INVAR_CHECK(a.dtype() == b.dtype(), "{}: a is {}, but b is {}", op, name_of(a.dtype()), name_of(b.dtype()));
   const bool beta_fits = beta == 0.0f || (beta == 1.0f && c.dtype() == DType::kF32);
   INVAR_CHECK(beta_fits, "{}: beta is {} and c {}; beta is 0, or 1 with c f32", op, beta, name_of(c.dtype()));
+  if (stream.invariant() && a.dtype() == DType::kBF16) {
+    stream.note_momentary(product_proof_bytes(a.bytes(), b.bytes(), beta == 1.0f ? c.bytes() : 0));
+  }
   if (!has_work(op, stream, {&a, &b, &c})) return;
   if (on_cuda(stream)) return cuda::matmul(stream, a, columns, Transpose{ta}, b, Transpose{tb}, c, beta);
 
@@ -70,10 +74,6 @@ bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::
   if (!stream.invariant() || !on_cuda(stream) || a.empty() || b.empty()) return false;
   if (!has_work(kOp, stream, {&a, &b, &nodes.front()})) return true;
   return cuda::multiply_leaves(stream.cuda(), a, b, steps, nodes);
-}
-
-int64_t proved_products(const Stream& stream) {
-  return on_cuda(stream) ? cuda::proved_products(stream) : 0;
 }
 
 }  // namespace invar::ops

@@ -42,8 +42,4 @@ struct LeafStep {
 bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
                    std::span<const Tensor> nodes);
 
-// How many products of bf16, by their sizes and layouts, were proved to have the bits of the fixed order before they
-// were first used on this invariant queue. 0 on the CPU, where the order is that of the code.
-int64_t proved_products(const Stream& stream);
-
 }  // namespace invar::ops

@@ -267,7 +267,8 @@ void TrainState::dry_run() {
 
 MemorySizes TrainState::used() const {
   return {parameters_.high_water(), gradients_.high_water(), optimizer_memory_.high_water(),
-          constants_.high_water(),  saved_.high_water(),     scratch_.high_water()};
+          constants_.high_water(),  saved_.high_water(),     scratch_.high_water(),
+          stream_.momentary()};
 }
 
 namespace {

@@ -21,11 +21,14 @@ struct MemorySizes {
   int64_t constants = 0;  // RoPE tables, the micro-batch
   int64_t saved = 0;      // activations kept for backward
   int64_t scratch = 0;    // activations and gradients of one layer, logits of one chunk
+  int64_t proofs = 0;     // not in arenas: what the largest proof of ops/proofs.h takes on a GPU, and gives back
 
+  // Of the arenas.
   int64_t total() const { return parameters + gradients + optimizer + constants + saved + scratch; }
 };
 
-// What the libraries take on a GPU beside: above all cuDNN for the backward pass of attention, up to 2.5 GiB, and NCCL.
+// What the libraries take on a GPU beside arenas and proofs: above all cuDNN for the backward pass of attention, up to
+// 2.5 GiB, and NCCL.
 constexpr int64_t kOutsideArenas = int64_t{3} << 30;
 
 // Everything of a run that lives on one rank's device: weights, gradients, optimizer state, and the stacks that a step

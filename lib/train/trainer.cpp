@@ -17,6 +17,7 @@
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
+#include "train/proof_log.h"
 #include "train/step_dump.h"
 
 namespace invar {
@@ -67,14 +68,15 @@ std::string mib(int64_t bytes) {
 void refuse_too_large(const MemorySizes& memory, const Stream& stream) {
   if (stream.device() != DeviceType::kCuda) return;
   const CudaMemoryInfo gpu = cuda_memory_info();
-  if (memory.total() + kOutsideArenas <= gpu.free) return;
-  throw Error(ErrorKind::kFault,
-              format("out of GPU memory: the run needs {} (parameters {}, gradients {}, optimizer {}, activations {}, "
-                     "scratch {}) and {} for the libraries' workspaces; of {} {} are free",
-                     mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
-                     mib(memory.saved), mib(memory.scratch + memory.constants), mib(kOutsideArenas), mib(gpu.total),
-                     mib(gpu.free)),
-              "use more ranks, a smaller train.micro_batch_size or train.recompute: full");
+  const int64_t beside = kOutsideArenas + memory.proofs;
+  if (memory.total() + beside <= gpu.free) return;
+  throw Error(
+      ErrorKind::kFault,
+      format("out of GPU memory: the run needs {} (parameters {}, gradients {}, optimizer {}, activations {}, "
+             "scratch {}) and {} for the libraries' workspaces and proofs; of {} {} are free",
+             mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
+             mib(memory.saved), mib(memory.scratch + memory.constants), mib(beside), mib(gpu.total), mib(gpu.free)),
+      "use more ranks, a smaller train.micro_batch_size or train.recompute: full");
 }
 
 }  // namespace
@@ -87,6 +89,7 @@ struct Trainer::Output {
   std::unique_ptr<MetricsWriter> metrics;
   std::unique_ptr<StateHashWriter> hashes;  // with log.hash_every
   Progress progress;
+  ProofLog proofs;
   std::optional<double> spike;  // of the last step
   int skips_in_a_row = 0;
   bool metrics_fail = false;
@@ -190,6 +193,7 @@ Ending Trainer::run(Log& log) {
                 nullptr,
                 nullptr,
                 checkpoints_.start(),
+                {},
                 std::nullopt};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
@@ -262,6 +266,7 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   if (work_ != nullptr) hooks.work = &work_->timer();
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
   if (work_ != nullptr) work_->finish_step();
+  output.proofs.tell(state.stream(), output.log);
   output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;
   if (output.skips_in_a_row > (config_.train.on_nonfinite == NonfinitePolicy::kStop ? 0 : kMostSkipsInARow)) {
     checkpoints_.wait(output.log);
@@ -331,6 +336,7 @@ std::string Trainer::evaluate(TrainState& state, Output& output) const {
     return !reason.empty();
   };
   const std::optional<double> loss = run_evaluation(state, config_, groups_, data, stop);
+  output.proofs.tell(state.stream(), output.log);
   output.progress.evaluation_due = !loss;
   if (!loss || groups_.world->rank() != 0) return reason;
   const EvaluationMetrics metrics{output.progress.step, config_.train.steps, *loss};

@@ -94,6 +94,23 @@ class OneGpu(GpuTest):
         self.assertIn("2 steps with equal state", outcome.stdout)
         self.succeed("compare", "first_hf", "second_hf", "--exact")
 
+    def test_a_run_tells_once_what_it_proved_and_stays_within_the_plan(self):
+        self.recipe("bf16")
+        overrides = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=1"]
+        told = self.succeed("train", "run.yaml", *overrides).stdout
+        found = re.findall(r"^proved at their first use: (\d+) products and (\d+) plans of attention, (\d+) products left to the "
+                           r"own kernel; [\d.]+ s and up to ([\d.]+) MiB", told, re.M)
+        print(found)
+        self.assertEqual(len(found), 1, told)
+        products, plans, slow, peak = found[0]
+        self.assertGreater(int(products), 5)
+        by_cudnn = re.search(r"^attention of [^(]*cudnn", told, re.M)
+        self.assertEqual(int(plans) >= 2, by_cudnn is not None, told)
+        self.assertEqual(int(slow), told.count("warning: slow product: bf16 ("), told)
+        planned = self.succeed("plan", "run.yaml", "--world", 1, *overrides).stdout
+        most = re.search(r"are proved, in the first step, up to (\d+) MiB more", planned)
+        self.assertLess(float(peak), int(most[1]) + 1)
+
     def test_documents_are_kept_apart_as_on_the_cpu(self):
         self.recipe(data={"eod_id": 7, "reset_at_eod": "true"})
         self.check_close(self.train("gpu", "device=cuda"), self.train("cpu", "device=cpu"), 1e-4)

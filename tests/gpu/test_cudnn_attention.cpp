@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <array>
 #include <list>
+#include <memory>
 
 #include "attention_case.h"
 #include "device_tensor.h"
 #include "ops/cuda/attention_backends.h"
+#include "ops/cuda/repeated_group.h"
+#include "ops/proofs.h"
 
 namespace invar::test {
 namespace {
@@ -64,7 +68,7 @@ class LayerCase {
 };
 
 // The results are in the operands' own memory too.
-AttentionResult run_on_gpu(const AttentionOperands& host) {
+AttentionResult run_on_gpu(const AttentionOperands& host, const Stream& stream = gpu()) {
   std::list<std::pair<Tensor, DeviceTensor>> copies;
   AttentionOperands o = host;
   for (ops::HeadView* view : o.views()) {
@@ -74,8 +78,10 @@ AttentionResult run_on_gpu(const AttentionOperands& host) {
   }
   const DeviceTensor lse(HostTensor(DType::kF32, {o.q.tokens(), o.q.heads()}));
   const DeviceTensor delta(HostTensor(DType::kF32, {o.q.tokens(), o.q.heads()}));
-  cudnn().forward(gpu(), o.params, o.q, o.k, o.v, o.out, lse);
-  cudnn().backward(gpu(), o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k, o.d_v);
+  synchronize(gpu());  // they are copied in its order
+  cudnn().forward(stream, o.params, o.q, o.k, o.v, o.out, lse);
+  cudnn().backward(stream, o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k, o.d_v);
+  synchronize(stream);
   for (const auto& [buffer, copy] : copies) copy_across(gpu(), copy.tensor(), buffer);
   synchronize(gpu());
   return {AttentionCase::read(host.out), lse.host().values(), AttentionCase::read(host.d_q),
@@ -131,6 +137,127 @@ TEST_CASE("a sample that cuDNN's backward pass takes in parts has the bits of it
   CHECK(same_bits(AttentionCase::read(apart.o.d_q), all.d_q));
   CHECK(same_bits(AttentionCase::read(apart.o.d_k), all.d_k));
   CHECK(same_bits(AttentionCase::read(apart.o.d_v), all.d_v));
+}
+
+Stream invariant_stream() {
+  Stream stream = make_cuda_stream(0);
+  stream.set_invariant(true);
+  return stream;
+}
+
+TEST_CASE("each plan on an invariant stream is proved, once, and leaves no trace") {
+  const std::vector<AttentionShape> shapes = {
+      // samples, sequence, groups, heads per group, head_dim, window
+      {4, 1024, 8, 2, 128, 0}, {3, 200, 4, 2, 128, 0},  {2, 512, 8, 2, 128, 110}, {2, 384, 2, 4, 256, 128},
+      {2, 130, 3, 3, 96, 50},  {1, 1024, 1, 8, 256, 0}, {1, 64, 1, 1, 64, 0},     {2, 8192, 6, 4, 64, 0},
+  };
+  for (const AttentionShape& shape : shapes) {
+    INFO(format("{} samples of {}, {} groups of {} heads of {}, window {}", shape.samples, shape.sequence, shape.groups,
+                shape.heads_per_group, shape.head_dim, shape.window));
+    LayerCase fast(shape), proved(shape), again(shape);
+    const AttentionResult expected = run_on_gpu(fast.o);
+    const Stream stream = invariant_stream();
+    CHECK(same_bits(run_on_gpu(proved.o, stream), expected));
+    CHECK(proved.raw_d_k_untouched());
+    const ops::Proofs proofs = ops::proofs(stream);
+    CHECK(proofs.attention_plans >= 2);  // more if backward goes in unequal parts
+    CHECK(proofs.seconds > 0);
+    const ops::AttentionParams& params = proved.o.params;
+    const int64_t planned = ops::attention_proof_bytes(
+        params, proved.o.q, {proved.o.q, proved.o.k, proved.o.v, proved.o.out, proved.o.d_out});
+    CHECK(proofs.most_bytes <= planned);
+    CHECK(proofs.most_bytes > planned / 3);
+    CHECK(same_bits(run_on_gpu(again.o, stream), expected));
+    CHECK(ops::proofs(stream).attention_plans == proofs.attention_plans);
+    LayerCase parts(shape);
+    run_on_gpu(parts.o.sample(shape.samples - 1).group(shape.groups - 1), stream);
+    const bool another = shape.samples * shape.groups > 1;
+    CHECK((ops::proofs(stream).attention_plans > proofs.attention_plans) == another);
+  }
+  CHECK(ops::proofs(gpu()).attention_plans == 0);
+}
+
+// One KV group of one sample as a proof has it: its operands side by side.
+struct MadeUp {
+  explicit MadeUp(const AttentionShape& shape)
+      : params{shape.sequence, 1.0f / std::sqrt(static_cast<float>(shape.head_dim)), shape.window, Tensor()} {
+    const int64_t d = shape.head_dim;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      const bool of_keys = i == 1 || i == 2 || i == 6 || i == 7;
+      const int64_t heads = of_keys ? 1 : shape.heads_per_group;
+      memory[i] = std::make_unique<DeviceTensor>(HostTensor(DType::kBF16, {shape.sequence, heads * d}));
+      views[i] = {memory[i]->tensor(), 1, heads, d, heads * d, 0};
+    }
+    for (const size_t i : {0, 1, 2, 4}) {
+      ops::cuda::fill_group(gpu().cuda(), memory[i]->tensor().data<BF16>(), memory[i]->tensor().numel(), i + 1,
+                            i == 1 ? -1 : 0);
+    }
+  }
+
+  void run(const ops::AttentionBackend& backend) const {
+    const auto& [q, k, v, out, d_out, d_q, d_k, d_v] = views;
+    const HostTensor none(DType::kF32, {q.tokens(), q.heads()});
+    const DeviceTensor lse(none), delta(none);
+    backend.forward(gpu(), params, q, k, v, out, lse);
+    backend.backward(gpu(), params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v);
+    synchronize(gpu());
+  }
+
+  ops::AttentionParams params;
+  std::array<std::unique_ptr<DeviceTensor>, 8> memory;
+  std::array<ops::HeadView, 8> views;
+};
+
+TEST_CASE("another order of sums shows on the numbers of an attention proof") {
+  const AttentionShape shape = GENERATE(values<AttentionShape>({{1, 512, 1, 2, 128, 0}, {1, 1024, 1, 1, 64, 300}}));
+  const MadeUp by_cudnn(shape), by_tiles(shape);
+  by_cudnn.run(cudnn());
+  by_tiles.run(ops::cuda::tiled_attention());
+  for (const size_t i : {0, 1, 2, 4}) {
+    CHECK(by_cudnn.memory[i]->host().same_bits(by_tiles.memory[i]->host()));
+  }
+  for (const size_t i : {3, 5, 6, 7}) {
+    INFO("operand " << i);
+    const HostTensor one = by_cudnn.memory[i]->host(), other = by_tiles.memory[i]->host();
+    CHECK(relative_norm(one.values(), other.values()) < 3e-2);  // so they are numbers
+    size_t differing = 0;
+    for (size_t at = 0; at < one.size(); ++at) differing += one[at] != other[at] ? 1 : 0;
+    CHECK(differing > 20);
+  }
+}
+
+TEST_CASE("every altered element of the copies of a group is counted") {
+  const ops::cuda::GroupPlaces places{3, 10, 4, 24, 4 * 40 + 8, 40};
+  const HostTensor one = random_tensor(DType::kBF16, {10, 24}, 1);
+  const HostTensor unused(DType::kBF16, {30, places.token_stride});
+  const DeviceTensor group(one), all(unused), counter(HostTensor(DType::kI32, {2}));
+  const auto* from = static_cast<const uint16_t*>(group.tensor().raw());
+  auto* to = static_cast<uint16_t*>(all.tensor().raw());
+  ops::cuda::repeat_group(gpu().cuda(), from, places, to);
+  const auto unlike = [&] {
+    copy_across(gpu(), HostTensor(DType::kI32, {2}, {0, 0}), counter);
+    ops::cuda::count_unlike(gpu().cuda(), from, places, to, static_cast<uint64_t*>(counter.tensor().raw()));
+    return static_cast<int64_t>(counter.host()[0]);
+  };
+  CHECK(unlike() == 0);
+  HostTensor copies = all.host();
+  for (int64_t row = 0; row < 30; ++row) {
+    for (int64_t column = 0; column < places.token_stride; ++column) {
+      const double value = copies[static_cast<size_t>(row * places.token_stride + column)];
+      const bool used = column < 160 && column % 40 < 24;
+      const bool right = used ? value == one[static_cast<size_t>(row % 10 * 24 + column % 40)] : std::isnan(value);
+      if (!right) FAIL_CHECK("row " << row << ", column " << column);
+    }
+  }
+  int64_t altered = 0;
+  for (const int64_t at : {int64_t{0}, 29 * places.token_stride + 143, 14 * places.token_stride + 85}) {
+    copies.set(static_cast<size_t>(at), copies[static_cast<size_t>(at)] * 1.0078125);  // by the last place or more
+    copy_across(gpu(), copies, all);
+    CHECK(unlike() == ++altered);
+  }
+  copies.set(30, 5.0);  // between two groups
+  copy_across(gpu(), copies, all);
+  CHECK(unlike() == altered);
 }
 
 TEST_CASE("what cuDNN cannot do is refused with the reason") {

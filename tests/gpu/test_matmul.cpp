@@ -4,6 +4,7 @@
 #include "ops/cuda/matmul_chain.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
+#include "ops/proofs.h"
 
 namespace invar::ops {
 namespace {
@@ -196,11 +197,11 @@ TEST_CASE("bf16 products on an invariant stream have the same bits however the r
     const auto multiply = [&](const Tensor& left, const Tensor& to) {
       matmul(stream, left, Transpose{ta}, device_b, Transpose{tb}, to, beta);
     };
-    const int64_t before = proved_products(stream);
+    const int64_t before = proofs(stream).products;
     multiply(whole_a, whole);
     multiply(part_a, part.tensor().rows(0, third));
     synchronize(stream);
-    CHECK(proved_products(stream) == before + 2);
+    CHECK(proofs(stream).products == before + 2);
     const HostTensor expected = whole.host(), actual = part.host();
     CHECK(std::memcmp(expected.tensor().raw(), actual.tensor().raw(), static_cast<size_t>(third * n * size_of(out))) ==
           0);
@@ -208,9 +209,42 @@ TEST_CASE("bf16 products on an invariant stream have the same bits however the r
     if (beta == 0.0f) {                                         // the second time no proof is needed
       multiply(whole_a, whole);
       synchronize(stream);
-      CHECK(proved_products(stream) == before + 2);
+      CHECK(proofs(stream).products == before + 2);
       CHECK(whole.host().same_bits(expected));
     }
+  }
+}
+
+TEST_CASE(
+    "a product of bf16 on an invariant stream is proved or counted as slow, once, in the memory that was planned") {
+  const auto [m, n, k] = GENERATE(values<Size>({{3, 5, 7}, {17, 33, 65}, {1000, 512, 264}}));
+  for (const auto& [out, accumulate] : {std::pair{DType::kF32, false}, {DType::kF32, true}, {DType::kBF16, false}}) {
+    CAPTURE(m, n, k, name_of(out), accumulate);
+    const HostTensor c = random_tensor(out, {m, n}, 3);
+    const DeviceTensor a(random_tensor(DType::kBF16, {m, k}, 1)), b(random_tensor(DType::kBF16, {k, n}, 2));
+    const DeviceTensor actual(c), own(c);
+    synchronize(gpu());
+    const Stream stream = invariant_stream();
+    const auto multiply = [&] {
+      matmul(stream, a, Transpose::kNo, b, Transpose::kNo, actual, accumulate ? 1.0f : 0.0f);
+    };
+    multiply();
+    cuda::multiply_bf16_in_order(stream.cuda(), {a, {0, k}, false, b, false, own, accumulate});
+    synchronize(stream);
+    CHECK(actual.host().same_bits(own.host()));
+    const Proofs first = proofs(stream);
+    CHECK(first.products + std::ssize(first.slow_products) == 1);
+    if (m == 1000) CHECK(first.products == 1);
+    for (const std::string& slow : first.slow_products) CHECK(contains(slow, format("bf16 ({}, {}) x", m, k)));
+    const int64_t planned =
+        product_proof_bytes(a.tensor().bytes(), b.tensor().bytes(), accumulate ? c.tensor().bytes() : 0);
+    CHECK((first.most_bytes == planned || (first.most_bytes == 0 && first.products == 0)));
+    CHECK((first.seconds > 0) == (first.most_bytes > 0));
+    multiply();
+    const Proofs second = proofs(stream);
+    CHECK(second.products == first.products);
+    CHECK(second.slow_products == first.slow_products);
+    CHECK(second.seconds == first.seconds);
   }
 }
 

@@ -6,7 +6,8 @@
 // nothing but its own head and sample.
 namespace invar::ops::cuda {
 
-// cuDNN's fused attention, bf16, with its deterministic backward; null in a build without cuDNN.
+// cuDNN's fused attention, bf16, with its deterministic backward; null in a build without cuDNN. On an invariant stream
+// each plan is proved at its first use (cudnn_proof.h).
 const AttentionBackend* cudnn_attention();
 // Own tensor-core tiles, bf16: any head_dim to 512 that 16 divides, windows and documents.
 const AttentionBackend& tiled_attention();

@@ -13,6 +13,7 @@
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/matmul_chain.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/proof.h"
 
 // Products through cuBLASLt. An algorithm may be used if it sums over k in one pass: then bits do not depend on how
 // blocks are scheduled. The fastest is looked for by the clock, among those that give the bits of the first: then bits
@@ -93,27 +94,6 @@ std::byte* aligned(std::byte* pointer, uint32_t alignment) {
   const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer));
   return pointer + round_up(address, kMostAlignment) - address + alignment % kMostAlignment;
 }
-
-// Device memory in the order of a stream; null if it cannot be had.
-class Scratch {
- public:
-  Scratch(cudaStream_t stream, int64_t bytes) : stream_(stream) {
-    if (cudaMallocAsync(&data_, static_cast<size_t>(bytes), stream) == cudaSuccess) return;
-    cudaGetLastError();  // not for the next call to find
-    data_ = nullptr;
-  }
-  ~Scratch() {
-    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  cudaStream_t stream_;
-  void* data_ = nullptr;
-};
 
 // A row-major (rows, columns) matrix is a column-major (columns, rows) one. `stride` elements lie from row to row.
 MatrixLayout make_layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
@@ -218,8 +198,6 @@ class MatmulPlans {
                 format("matmul {}: cublasLtMatmul: {}", key.describe(), cublasLtGetStatusString(status)));
   }
 
-  int64_t proved() const { return proved_; }
-
  private:
   cublasStatus_t launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& operands) const {
     const float alpha = 1.0f;
@@ -252,8 +230,17 @@ class MatmulPlans {
   std::optional<cublasLtMatmulAlgo_t> choose(const Key& key, const Plan& plan, const Operands& operands) {
     const Candidates usable = candidates(key, plan);
     const bool timed = usable.size() > 1 && key.flop() >= kTunedFlop;
-    if (key.invariant) return usable.empty() ? std::nullopt : proved(key, plan, usable, timed, operands);
-    return timed ? fastest_agreeing(key, plan, usable, operands) : usable.front().algo;
+    if (!key.invariant) return timed ? fastest_agreeing(key, plan, usable, operands) : usable.front().algo;
+    const auto algorithm = usable.empty() ? std::nullopt : proved(key, plan, usable, timed, operands);
+    auto& record = stream_.attachment<ProofRecord>();
+    if (algorithm) {
+      ++record.products;
+    } else {
+      record.slow_products.push_back(format("{}{}, aligned to {}, {} and {} bytes", key.describe(),
+                                            key.accumulate ? ", added" : "", key.alignment_a, key.alignment_b,
+                                            key.alignment_c));
+    }
+    return algorithm;
   }
 
   // Of those that are right(algorithm), which runs it once, the fastest by the clock, or the first if not timed.
@@ -302,15 +289,9 @@ class MatmulPlans {
                                              Operands operands) {
     const int64_t rows_a = key.transpose_a ? key.k : key.m;
     const int64_t bytes_a = rows_a * key.stride_a * size_of(key.in), bytes_b = key.k * key.n * size_of(key.in);
-    const int64_t bytes = bytes_a + bytes_b + (key.accumulate ? key.bytes_c() : 0) + 6 * kMostAlignment;
-    const Scratch scratch(stream_.handle(), bytes);
-    if (scratch.data() == nullptr) {
-      throw Error(ErrorKind::kFault,
-                  format("out of GPU memory: {} MiB to prove that matmul {} sums in the order of invariant numerics",
-                         bytes >> 20, key.describe()),
-                  "use a smaller micro-batch or more ranks");
-    }
-    auto* a = aligned(scratch.data(), key.alignment_a);
+    const Proof proof(stream_, product_proof_bytes(bytes_a, bytes_b, key.accumulate ? key.bytes_c() : 0),
+                      format("matmul {} sums in the order of invariant numerics", key.describe()));
+    auto* a = aligned(proof.memory(), key.alignment_a);
     auto* b = aligned(a + bytes_a, key.alignment_b);
     operands.a = a;
     operands.b = b;
@@ -321,9 +302,7 @@ class MatmulPlans {
       fill_for_comparison(stream_, product);
       return launch(plan, algorithm, operands) == CUBLAS_STATUS_SUCCESS && count_out_of_order(stream_, product) == 0;
     };
-    const auto found = fastest(plan, usable, timed, operands, in_order);
-    if (found) ++proved_;
-    return found;
+    return fastest(plan, usable, timed, operands, in_order);
   }
 
   void fill(void* c, int byte, const Key& key) const {
@@ -364,7 +343,6 @@ class MatmulPlans {
   CudaStream& stream_;
   Handle handle_;
   std::map<Key, Plan> plans_;
-  int64_t proved_ = 0;
 };
 
 }  // namespace
@@ -403,10 +381,6 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
                 alignment_of(product.raw())};
   cuda.attachment<MatmulPlans>().run(key, {first, b.raw(), product.raw(), workspace});
   if (narrowed) copy(stream, product, c);
-}
-
-int64_t proved_products(const Stream& stream) {
-  return stream.cuda().attachment<MatmulPlans>().proved();
 }
 
 }  // namespace invar::ops::cuda

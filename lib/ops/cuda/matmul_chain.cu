@@ -5,6 +5,7 @@
 #include "core/integer.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/device_math.cuh"
+#include "ops/cuda/random_bits.cuh"
 #include "ops/cuda/tensor_core.cuh"
 #include "ops/dispatch.h"
 
@@ -70,14 +71,6 @@ struct Stage {
 
   T held[kHeld];
 };
-
-// The finaliser of SplitMix64.
-__device__ uint32_t random_bits(uint64_t seed, int64_t index) {
-  uint64_t z = static_cast<uint64_t>(index) + seed * 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
-}
 
 // A sign, an exponent of -7 to 7 and 23 bits of significand.
 __device__ float random_float(uint64_t seed, int64_t index) {

@@ -10,6 +10,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/per_layer_input.h"
+#include "ops/proofs.h"
 #include "ops/term_sums.h"
 #include "ops/tree_sum.h"
 
@@ -67,7 +68,6 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
 // that it does not take.
 bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
                      std::span<const Tensor> nodes);
-int64_t proved_products(const Stream& stream);
 
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,
                       const Tensor& rstd);
@@ -94,6 +94,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
+
+Proofs proofs(const Stream& stream);
 
 // Attention backends, best first; each refuses what it cannot do. Empty in a build without CUDA.
 std::span<const AttentionBackend* const> attention_backends();

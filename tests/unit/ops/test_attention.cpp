@@ -292,6 +292,35 @@ TEST_CASE("meta checks the operands and does nothing") {
   CHECK(contains(forward(sums), "the stream is on meta"));
 }
 
+TEST_CASE("on meta the memory of a proof is noted for an invariant queue of a GPU") {
+  AttentionCase c({2, 4, 2, 2, 8, 3}, DType::kBF16);
+  AttentionOperands o = c;
+  for (ops::HeadView* view : o.views()) {
+    view->buffer = Tensor(nullptr, DType::kBF16, DeviceType::kMeta, view->buffer.shape());
+  }
+  const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {8, 4});
+  const AttentionBackend& meta = choose_attention(DeviceType::kMeta, o.params, o.q, o.k);
+  const auto forward = [&](const Stream& stream) {
+    meta.forward(stream, o.params, o.q, o.k, o.v, o.out, sums);
+    return stream.momentary();
+  };
+  Stream invariant = Stream::meta(DeviceType::kCuda), on_cpu = Stream::meta(DeviceType::kCpu);
+  invariant.set_invariant(true);
+  on_cpu.set_invariant(true);
+  CHECK(forward(Stream::meta(DeviceType::kCuda)) == 0);
+  CHECK(forward(on_cpu) == 0);
+  CHECK(forward(Stream(DeviceType::kMeta)) == 0);
+  // 8 tokens in rows of [2 q, k, v] twice and 3 unused elements, each of q, k and v in such rows of its own.
+  const int64_t read = 3 * 8 * 67 * 2;
+  CHECK(forward(invariant) > read);
+  CHECK(forward(invariant) < read + 8192);
+  const int64_t before = invariant.momentary();
+  const Stream copy = invariant;
+  meta.backward(copy, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, sums, o.d_q, o.d_k, o.d_v);
+  CHECK(invariant.momentary() == before + 2 * 8 * 32 * 2);  // and out and d_out
+  CHECK(forward(copy) == invariant.momentary());
+}
+
 TEST_CASE("wrong operands are faults on the CPU too") {
   AttentionCase c({2, 4, 2, 2, 8}, DType::kF32);
   HostTensor lse(DType::kF32, {8, 4});

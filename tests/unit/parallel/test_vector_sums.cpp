@@ -173,7 +173,7 @@ struct Model {
   TensorRegion region;
   Arena values, gradients, scratch;
   ParameterTable table{8};
-  WorkerOrder order{kWorkers, kBatch, 1, 0};
+  WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   Range columns;
   std::map<std::string, int64_t> first_head;
 };
