@@ -7,10 +7,10 @@
 namespace invar {
 
 // The product a · w over a dim K that the tensor-parallel group has cut: a (T, K of this rank), w (K of this rank, N),
-// a weight's rows, and the sum over the ranks. In fixed order each leaf of K is a product of its own.
+// a weight's rows, and the sum over the ranks. In fixed order the leaves of K are added by the tree.
 class GroupProduct {
  public:
-  // Its terms take their place on scratch, below the sum. leaves: of the weight; null: any order.
+  // Its terms take their place on scratch, and so does the sum. leaves: of the weight; null: any order.
   GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns);
 
   void multiply(const Tensor& a, const Tensor& w);

@@ -46,6 +46,22 @@ void expect_matrices(std::string_view op, const Tensor& a, const Tensor& b, cons
   expect_float(op, "c", c, 2);
 }
 
+// The stack of sums holds what each step adds to it, and in the end the nodes.
+void expect_steps(std::string_view op, std::span<const LeafStep> steps, int64_t k, int64_t nodes) {
+  int64_t sums = 0;
+  for (const LeafStep& step : steps) {
+    const Range& columns = step.columns;
+    INVAR_CHECK(0 <= columns.begin && columns.begin <= columns.end && columns.end <= k, "{}: columns {} to {} of {}",
+                op, columns.begin, columns.end, k);
+    const bool fits = step.buffer == sums - (step.accumulate ? 1 : 0) && step.buffer >= 0;
+    if (!step.accumulate) ++sums;
+    INVAR_CHECK(fits && 0 <= step.joins && step.joins < sums, "{}: a step at buffer {} with {} joins, of {} sums", op,
+                step.buffer, step.joins, sums);
+    sums -= step.joins;
+  }
+  INVAR_CHECK(sums == nodes, "{}: {} nodes for {} sums", op, nodes, sums);
+}
+
 }  // namespace
 
 void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b,
@@ -71,6 +87,8 @@ bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::
   expect(kOp, "b", b, a.dtype(), {a.dim(1), b.dim(1)});
   INVAR_CHECK(!nodes.empty(), "{}: no node", kOp);
   for (const Tensor& node : nodes) expect(kOp, "a node", node, nodes.front().dtype(), {a.dim(0), b.dim(1)});
+  expect_steps(kOp, steps, a.dim(1), std::ssize(nodes));
+  INVAR_CHECK(nodes.size() == 1 || nodes.front().dtype() == DType::kF32, "{}: nodes of a sum that are rounded", kOp);
   if (!stream.invariant() || !on_cuda(stream) || a.empty() || b.empty()) return false;
   if (!has_work(kOp, stream, {&a, &b, &nodes.front()})) return true;
   return cuda::multiply_leaves(stream.cuda(), a, b, steps, nodes);

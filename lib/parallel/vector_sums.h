@@ -18,8 +18,9 @@ class VectorSums {
   // Of the table's weights with `terms`; it outlives this.
   explicit VectorSums(const ParameterTable& table) : table_(table) {}
 
-  // For the region's tokens, whole samples. Takes from `scratch`, until finish(), the terms of all ranks and the table
-  // of their rows. `region` outlives that too.
+  // For the region's tokens, whole samples. Takes from `scratch`, until finish(), the terms of all ranks (for each
+  // token block, 64 in a sample, 4 bytes an element of every norm: 58 MiB of Qwen3-0.6B at 4 samples, 292 MiB of
+  // Qwen3-8B) and the table of their rows. `region` outlives that too.
   void begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length);
   // Where the layer adds this rank's rows, f32, zero before: (token blocks of the local tokens, width),
   // (heads held, samples, width) or (samples, width).

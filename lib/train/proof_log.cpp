@@ -13,6 +13,10 @@ void ProofLog::tell(const Stream& stream, Log& log) {
                "kernel computes it",
                proofs.slow_products[slow_]));
   }
+  if (proofs.leaves_one_by_one && !one_by_one_) {
+    log.warn("slow products: leaves are multiplied one by one, as the kernel for several failed its proof on this GPU");
+  }
+  one_by_one_ = proofs.leaves_one_by_one;
   const int64_t proved = proofs.products + proofs.attention_plans;
   if (proved == proved_) return;
   proved_ = proved;

@@ -15,6 +15,7 @@ class ProofLog {
  private:
   int64_t proved_ = 0;
   size_t slow_ = 0;
+  bool one_by_one_ = false;
 };
 
 }  // namespace invar

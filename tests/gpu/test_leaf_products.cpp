@@ -48,8 +48,12 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
                                                     {8, {1, 8}},  // three
                                                     {16, {3, 10}},
                                                     {16, {0, 16}}}));
-  const auto [m, n, k, unit] = GENERATE(values<Shape>(
-      {{256, 128, 1024, 64}, {100, 72, 640, 16}, {1, 8, 256, 16}, {700, 1000, 2048, 16}, {4096, 2560, 3072, 128}}));
+  const auto [m, n, k, unit] = GENERATE(values<Shape>({{256, 128, 1024, 64},
+                                                       {100, 72, 640, 16},
+                                                       {1, 8, 256, 16},
+                                                       {700, 1000, 2048, 16},
+                                                       {2600, 264, 512, 16},  // 11 pairs of tiles
+                                                       {4096, 2560, 3072, 128}}));
   CAPTURE(leaves, run.begin, run.end, m, n, k, unit);
   const Cut cut(leaves, run, k, unit);
   const DeviceTensor a(random_tensor(DType::kBF16, {m, k}, 1)), b(random_tensor(DType::kBF16, {k, n}, 2));

@@ -1,13 +1,14 @@
 #include "ops/cuda/operations.h"
+#include "ops/cuda/proof.h"
 
 #include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "core/integer.h"
-#include "device/arena.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/device_math.cuh"
 #include "ops/cuda/hopper.cuh"
@@ -15,8 +16,8 @@
 #include "ops/cuda/tensor_core.cuh"
 
 // A block makes a tile of the result from all leaves, one after another, and adds them in its own memory: a leaf is a
-// chain of tensor core steps of 16 over ascending k, as in matmul_chain.h. One warpgroup copies the operands, two
-// multiply. The tiles of two blocks of a cluster lie below each other and share what they read of b.
+// chain of tensor core steps of 16 over ascending k, as in matmul_chain.h. One thread copies the operands, two
+// warpgroups multiply. The tiles of two blocks of a cluster lie below each other and share what they read of b.
 namespace invar::ops::cuda {
 namespace {
 
@@ -260,7 +261,9 @@ template <int kAside>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     leaf_products_kernel(const __grid_constant__ Work work, const __grid_constant__ CUtensorMap a,
                          const __grid_constant__ CUtensorMap b) {
-#if __CUDA_ARCH__ == 900 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "for sm_90a alone: see CMakeLists.txt"
+#else
   constexpr int kStages = stages_beside(kAside);
   extern __shared__ std::byte memory[];
   const Shared shared{(shared_address(memory) + kBarrierBytes - 1) / kBarrierBytes * kBarrierBytes};
@@ -316,7 +319,7 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found == cudaDriverEntryPointSuccess ? function : nullptr);
 }
 
-// What is asked of a device once, and whether its tensor cores keep the order.
+// What is asked of a device once, and whether the kernels keep the order there.
 class LeafProducts {
  public:
   explicit LeafProducts(CudaStream& stream) : stream_(stream) {
@@ -329,27 +332,31 @@ class LeafProducts {
     get(multiprocessors_, cudaDevAttrMultiProcessorCount);
     if (major != 9 || minor != 0) return;
     encode_ = tensor_map_encoder();
-    available_ = encode_ != nullptr && keeps_order();
+    available_ = encode_ != nullptr && keeps_order(2) && keeps_order(3) && keeps_order(4);
+    stream.attachment<ProofRecord>().leaves_one_by_one = !available_;
   }
 
   bool available() const { return available_; }
 
   void run(const Work& work, int buffers, const Tensor& a, const Tensor& b) const {
-    if (buffers <= 2) return run<0>(work, a, b);
-    if (buffers == 3) return run<1>(work, a, b);
-    run<2>(work, a, b);
+    run(work, buffers, a, b, std::min(multiprocessors_ / kCluster, work.pairs * work.columns));
   }
 
  private:
+  void run(const Work& work, int buffers, const Tensor& a, const Tensor& b, int clusters) const {
+    if (buffers <= 2) return launch<0>(work, a, b, clusters);
+    if (buffers == 3) return launch<1>(work, a, b, clusters);
+    launch<2>(work, a, b, clusters);
+  }
+
   template <int kAside>
-  void run(const Work& work, const Tensor& a, const Tensor& b) const {
+  void launch(const Work& work, const Tensor& a, const Tensor& b, int clusters) const {
     static_assert(stages_beside(kAside) >= 3);
     const auto kernel = leaf_products_kernel<kAside>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "cudaFuncSetAttribute");
-    const int blocks = std::min(multiprocessors_ / kCluster, work.pairs * work.columns) * kCluster;
-    kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes, stream_.handle()>>>(work, map(a, kTile),
-                                                                                        map(b, kDepth));
+    kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kSharedBytes, stream_.handle()>>>(
+        work, map(a, kTile), map(b, kDepth));
     check_launch("matmul_leaves");
   }
 
@@ -369,18 +376,46 @@ class LeafProducts {
     return map;
   }
 
-  // A leaf on this device has the bits of the chain.
-  bool keeps_order() const {
-    constexpr int64_t kM = 200, kN = 136, kK = 1104;
-    Arena memory("proof of leaf products", DeviceType::kCuda, 4 << 20);
-    const Tensor a = memory.allocate("a", DType::kBF16, {kM, kK}), b = memory.allocate("b", DType::kBF16, {kK, kN});
-    const OrderedProduct product{a, {0, kK}, false, b, false, memory.allocate("c", DType::kF32, {kM, kN}), false};
-    fill_for_comparison(stream_, product);
+  // The kernel for so many sums at once gives so many nodes of two leaves each, on one cluster that makes several
+  // tiles, as multiply_bf16_in_order() does.
+  bool keeps_order(int nodes) const {
+    constexpr int64_t kM = 600, kN = 264, kLeaf = 208;
+    const int64_t k = 2 * nodes * kLeaf, out = kM * kN * 4;
+    const Proof proof(stream_, (kM + kN) * k * 2 + (nodes + 1) * out, "leaves are added in order");
+    std::byte* next = proof.memory();
+    const auto take = [&](DType dtype, int64_t rows, int64_t columns) {
+      const Tensor tensor(next, dtype, DeviceType::kCuda, {rows, columns});
+      next += tensor.bytes();
+      return tensor;
+    };
+    const Tensor a = take(DType::kBF16, kM, k), b = take(DType::kBF16, k, kN), expected = take(DType::kF32, kM, kN);
+    fill_for_comparison(stream_, {a, {0, k}, false, b, false, expected, false});
     Work work = work_of(a, b, DType::kF32);
-    work.leaf[work.leaves++] = {0, kK, 0, 0};
-    work.nodes[0] = product.c.raw();
-    run(work, 1, a, b);
-    return count_out_of_order(stream_, product) == 0;
+    for (int leaf = 0; leaf < 2 * nodes; ++leaf) {
+      work.leaf[work.leaves++] = {static_cast<int32_t>(leaf * kLeaf), kLeaf, static_cast<int16_t>(leaf % 2), 0};
+    }
+    std::vector<Tensor> made;
+    for (int node = 0; node < nodes; ++node) {
+      made.push_back(take(DType::kF32, kM, kN));
+      work.nodes[node] = made.back().raw();
+    }
+    run(work, nodes, a, b, 1);
+    bool equal = true;
+    for (int leaf = 0; leaf < 2 * nodes; ++leaf) {
+      const int64_t first = leaf * kLeaf;
+      multiply_bf16_in_order(
+          stream_, {a, {first, first + kLeaf}, false, b.rows(first, first + kLeaf), false, expected, leaf % 2 == 1});
+      if (leaf % 2 == 1) equal = equal && in_host(made[static_cast<size_t>(leaf) / 2]) == in_host(expected);
+    }
+    return equal;
+  }
+
+  std::vector<std::byte> in_host(const Tensor& tensor) const {
+    std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes()));
+    check_cuda(cudaMemcpyAsync(bytes.data(), tensor.raw(), bytes.size(), cudaMemcpyDeviceToHost, stream_.handle()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream_.handle()), "matmul_leaves");
+    return bytes;
   }
 
   CudaStream& stream_;
@@ -399,7 +434,8 @@ bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::
   const int64_t m = a.dim(0), n = b.dim(1), k = a.dim(1);
   const bool taken = a.dtype() == DType::kBF16 && steps.size() > kFewLeaves && steps.size() <= kMostLeaves &&
                      k < kLongLeaf * std::ssize(steps) && k % 8 == 0 && n % 8 == 0 && std::max(m, n) < INT32_MAX / 2 &&
-                     is_aligned({a.raw(), b.raw()});
+                     is_aligned({a.raw(), b.raw()}) &&
+                     std::ranges::all_of(nodes, [](const Tensor& node) { return is_aligned({node.raw()}); });
   if (!taken) return false;
   Work work = work_of(a, b, nodes.front().dtype());
   int buffers = 0;
