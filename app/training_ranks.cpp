@@ -12,13 +12,13 @@ namespace invar::app {
 
 std::vector<HostSlot> gather_hosts(MpiSession& session) {
   struct Entry {
-    int32_t gpu = 0;
+    int32_t local_rank = 0;
     std::array<char, 252> host{};
   };
   static_assert(sizeof(Entry) == 64 * sizeof(int32_t));
   Communicator& job = session.world();
   Entry mine;
-  mine.gpu = session.local_rank();
+  mine.local_rank = session.local_rank();
   gethostname(mine.host.data(), mine.host.size() - 1);
   std::vector<Entry> all(static_cast<size_t>(job.size()));
   const auto words = [](Entry* entries, int64_t count) {
@@ -27,7 +27,7 @@ std::vector<HostSlot> gather_hosts(MpiSession& session) {
   job.all_gather(Stream(DeviceType::kCpu), words(&mine, 1), words(all.data(), job.size()),
                  equal_counts(job.size(), 64));
   std::vector<HostSlot> hosts;
-  for (const Entry& entry : all) hosts.push_back({entry.host.data(), entry.gpu});
+  for (const Entry& entry : all) hosts.push_back({entry.host.data(), entry.local_rank});
   return hosts;
 }
 

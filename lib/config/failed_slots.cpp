@@ -39,8 +39,8 @@ std::optional<int> grid_slot(const Config& config, std::string_view entry) {
 // "node03.gpu2" as the number of the launched rank there, which is its slot if all are launched.
 int launched_slot(const Config& config, std::string_view entry, int launched, std::span<const HostSlot> hosts) {
   const size_t dot = entry.rfind(".gpu");
-  const std::optional<int> gpu = dot == std::string_view::npos ? std::nullopt : to_number(entry.substr(dot + 4));
-  if (!gpu || dot == 0) {
+  const std::optional<int> local_rank = dot == std::string_view::npos ? std::nullopt : to_number(entry.substr(dot + 4));
+  if (!local_rank || dot == 0) {
     refuse(config, {kFailedKey}, format("{}: {} names no slot", kFailedKey, entry),
            "write dp0.tp5, replica and tensor rank in the whole grid, or node03.gpu2, host and local rank");
   }
@@ -56,13 +56,13 @@ int launched_slot(const Config& config, std::string_view entry, int launched, st
   const std::string_view host = entry.substr(0, dot);
   for (int rank = 0; rank < launched; ++rank) {
     const HostSlot& at = hosts[static_cast<size_t>(rank)];
-    if (at.host == host && at.gpu == *gpu) return rank;
+    if (at.host == host && at.local_rank == *local_rank) return rank;
   }
   std::set<std::string_view> names;
   for (const HostSlot& at : hosts) names.insert(at.host);
   const std::vector<std::string_view> known(names.begin(), names.end());
   refuse(config, {kFailedKey}, format("{}: no rank was launched on {}", kFailedKey, entry),
-         format("the hosts are {}; GPUs are counted from 0", join_words(known, ", ")));
+         format("the hosts are {}; local ranks are counted from 0", join_words(known, ", ")));
 }
 
 // Replica of a key "dp" or "dp,cp,pp"; there is neither context nor pipeline parallelism.

@@ -36,10 +36,8 @@ std::string MeasuredSpeeds::describe() const {
   for (const double speed : speeds) values += format("{}{:.3g}", values.empty() ? "" : ", ", speed);
   std::string text = format("parallel.nonuniform.speeds=[{}]", values);
   if (then.samples.empty()) {
-    return text + format(
-                      " leaves a replica without samples: better leave it out (min_tensor); the longest work of a "
-                      "step takes {:.3g} s",
-                      now.seconds);
+    return text +
+           format(" cannot share the batch: {}; the longest work of a step takes {:.3g} s", refusal, now.seconds);
   }
   if (then.samples == now.samples) {
     return text + format(" shares the batch as it is, {} samples: the longest work of a step takes {:.3g} s",
@@ -70,8 +68,10 @@ MeasuredSpeeds measured_speeds(const Config& config, const ReplicaPlan& plan, st
   measured.now = {plan.samples, *std::max_element(seconds.begin(), seconds.end())};
   try {
     measured.then.samples = share_samples(config, grid_batch(config, data), data, rates);
-  } catch (const Error&) {
-    return measured;  // no share for the slowest
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kConfig) throw;
+    measured.refusal = error.hint().empty() ? error.what() : format("{} ({})", error.what(), error.hint());
+    return measured;
   }
   for (size_t replica = 0; replica < replicas; ++replica) {
     const double part =

@@ -18,11 +18,12 @@ struct MeasuredSpeeds {
     double seconds = 0;            // of the replica that works longest on them
   };
   Share now;
-  Share then;  // by these speeds; without samples if one replica would get none
+  Share then;           // by these speeds; without samples if the config cannot share the batch so
+  std::string refusal;  // why it cannot, and what helps
 
   // The batch shared by these speeds would take a tenth less time for its size.
   bool far_from_shares() const;
-  // "parallel.nonuniform.speeds=[1, 0.62] would share the batch 10, 6 instead of 8, 8: ..."
+  // "parallel.nonuniform.speeds=[1, 0.62] shares the batch 10, 6 instead of 8, 8 samples: ..."
   std::string describe() const;
 };
 

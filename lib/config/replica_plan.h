@@ -42,7 +42,7 @@ struct ReplicaPlan {
 // Where a launched rank computes.
 struct HostSlot {
   std::string host;
-  int gpu = 0;  // local rank: its number among the ranks of the host, which take the GPUs in turn
+  int local_rank = 0;  // its number among the ranks of the host, which take the GPUs in turn
 };
 
 // The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.

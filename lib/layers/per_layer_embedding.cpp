@@ -27,8 +27,9 @@ WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<
   weight.name = parameter.name;
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
-  weight.decay = parameter.shape.size() > 1;
-  if (!weight.decay && table.fixed_order()) weight.terms = VectorTerms{VectorTerms::Of::kSamples};
+  const bool vector = parameter.shape.size() == 1;
+  weight.decay = !vector;
+  if (vector && table.fixed_order()) weight.terms = VectorTerms{VectorTerms::Of::kSamples};
   weight.parameters = {std::move(parameter)};
   return table.add(std::move(weight));
 }

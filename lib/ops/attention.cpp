@@ -10,10 +10,10 @@
 namespace invar::ops {
 namespace {
 
-// Of a plan of cuDNN, for the backends that have none need no more.
-void note_proof(const Stream& stream, const AttentionParams& params, const HeadView& q,
+// Plans of cuDNN are proved on an invariant queue; invar's own backends have a fixed order and need no proof.
+void note_proof(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                 std::initializer_list<HeadView> read) {
-  if (!stream.invariant() || q.buffer.dtype() != DType::kBF16) return;
+  if (!stream.invariant() || !cudnn_attention_refusal(params, q, k).empty()) return;
   stream.note_momentary(attention_proof_bytes(params, q, read));
 }
 
@@ -29,14 +29,14 @@ class MetaAttention : public AttentionBackend {
   void forward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                const HeadView& v, const HeadView& out, const Tensor& lse) const override {
     check_attention_forward(stream, params, q, k, v, out, lse);
-    note_proof(stream, params, q, {q, k, v});
+    note_proof(stream, params, q, k, {q, k, v});
   }
 
   void backward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                 const HeadView& v, const HeadView& out, const Tensor& lse, const HeadView& d_out, const Tensor& delta,
                 const HeadView& d_q, const HeadView& d_k, const HeadView& d_v) const override {
     check_attention_backward(stream, params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v);
-    note_proof(stream, params, q, {q, k, v, out, d_out});
+    note_proof(stream, params, q, k, {q, k, v, out, d_out});
   }
 };
 

@@ -5,6 +5,10 @@
 namespace invar::ops {
 namespace {
 
+// cuDNN: below this share of the sequence a window costs less in tiles that skip the rest (tools/bench_cuda: D=256,
+// S=4096).
+constexpr int64_t kWindowShare = 5;
+
 // The view that k, v and their gradients must be like: one head per group of q.
 HeadView one_head_per_group(HeadView q) {
   q.heads_per_group = 1;
@@ -37,6 +41,19 @@ std::string common_attention_refusal(const AttentionParams& params, const HeadVi
   if (q.buffer.dtype() != k.buffer.dtype()) {
     return format("q is {} and k {}; they must have one dtype", name_of(q.buffer.dtype()), name_of(k.buffer.dtype()));
   }
+  return "";
+}
+
+std::string cudnn_attention_refusal(const AttentionParams& params, const HeadView& q, const HeadView& k) {
+  if (std::string refusal = common_attention_refusal(params, q, k); !refusal.empty()) return refusal;
+  if (q.buffer.dtype() != DType::kBF16) return "it computes in bf16 only";
+  if (params.document_starts.defined()) return "it does not know documents inside a sample";
+  if (!(params.scale > 0)) return format("the scale is {}; it takes positive ones", params.scale);
+  if (params.window > 0 && kWindowShare * params.window < params.sequence_length) {
+    return format("its deterministic backward computes what a window of {} in {} hides", params.window,
+                  params.sequence_length);
+  }
+  if (q.head_dim % 8 != 0 || q.head_dim > 256) return "head_dim must be a multiple of 8 and at most 256";
   return "";
 }
 

@@ -7,6 +7,9 @@ namespace invar::ops {
 // What every attention backend refuses, for a person; empty if nothing.
 std::string common_attention_refusal(const AttentionParams& params, const HeadView& q, const HeadView& k);
 
+// What cuDNN's attention (cuda/cudnn_attention.cpp) refuses whatever the GPU and the addresses are; empty if nothing.
+std::string cudnn_attention_refusal(const AttentionParams& params, const HeadView& q, const HeadView& k);
+
 // Shapes, dtypes and devices of one call. Throw Error{kFault} naming the operand.
 void check_attention_forward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                              const HeadView& v, const HeadView& out, const Tensor& lse);

@@ -11,8 +11,7 @@ namespace invar {
 
 // How long each replica works in a step, of replicas that share the batch unequally: from the start of its first
 // micro-batch to the end of the backward pass of its last one, of the rank that takes longest. Waiting for ranks of the
-// same replica is part of it, sums over replicas are not (StepHooks::work). On a GPU the first micro-batch may still
-// wait for new values of the step before, all replicas alike.
+// same replica is part of it; sums over replicas and new values of the step before are not (StepHooks::work).
 class ReplicaWork {
  public:
   // config: what the plan was made from.

@@ -63,7 +63,10 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
 
   state.zero_gradients();
   const bool sums_beside = hooks.work == nullptr || state.stream().device() == DeviceType::kCuda;
-  if (hooks.work != nullptr) hooks.work->start(state.stream());
+  if (hooks.work != nullptr) {
+    state.await_values();
+    hooks.work->start(state.stream());
+  }
   for (const Batch& batch : batches) {
     const bool last = &batch == &batches.back();
     state.forward_backward(batch, static_cast<float>(share), hooks.sink,

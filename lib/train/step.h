@@ -33,8 +33,9 @@ struct StepResult {
 
 struct StepHooks {
   TensorSink* sink = nullptr;  // activations of every micro-batch
-  // Measures the micro-batches of this rank without the sums over replicas: where these have no queue of their own they
-  // all come after the last backward pass, not beside it.
+  // Measures the micro-batches of this rank without what comes from other replicas. New values of the step before are
+  // waited for first, not beside the first micro-batch; sums, where they have no queue of their own, all come after the
+  // last backward pass, not beside it.
   DeviceTimer* work = nullptr;
   // After the sums over all ranks, before the update and before a loss that is not finite is refused. The result lacks
   // only the learning rate.

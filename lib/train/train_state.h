@@ -41,9 +41,11 @@ class TrainState {
   DecoderModel& model() { return model_; }
   // With the values of the last update.
   const ParameterTable& parameters() const {
-    sync_.await_values();
+    await_values();
     return model_.parameters();
   }
+  // What is queued from now on runs after the values of the last update have come from other ranks.
+  void await_values() const { sync_.await_values(); }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
   // The one that was given, invariant if the config's numerics are.

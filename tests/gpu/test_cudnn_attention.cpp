@@ -6,6 +6,7 @@
 #include "attention_case.h"
 #include "device_tensor.h"
 #include "ops/cuda/attention_backends.h"
+#include "ops/cuda/cudnn_proof.h"
 #include "ops/cuda/repeated_group.h"
 #include "ops/proofs.h"
 
@@ -258,6 +259,69 @@ TEST_CASE("every altered element of the copies of a group is counted") {
   copies.set(30, 5.0);  // between two groups
   copy_across(gpu(), copies, all);
   CHECK(unlike() == altered);
+}
+
+// What a plan writes to one operand, or the statistics: of a group alone, and the same in all samples and groups.
+struct Output {
+  Output(DType dtype, const ops::cuda::GroupPlaces& places)
+      : alone(random_tensor(dtype, {places.length, places.width}, 1)),
+        all(HostTensor(dtype, {places.samples * places.length, places.token_stride})),
+        last(static_cast<size_t>((places.samples * places.length - 1) * places.token_stride +
+                                 (places.groups - 1) * places.group_stride + places.width - 1)) {
+    const auto repeat = [&]<class Bits>(Bits /*type*/) {
+      ops::cuda::repeat_group(gpu().cuda(), static_cast<const Bits*>(alone.tensor().raw()), places,
+                              static_cast<Bits*>(all.tensor().raw()));
+    };
+    dtype == DType::kF32 ? repeat(uint32_t{}) : repeat(uint16_t{});
+  }
+
+  DeviceTensor alone, all;
+  size_t last;  // element of the last group
+};
+
+TEST_CASE("one altered element of any output is found by the comparison of an attention proof") {
+  const bool backward = GENERATE(false, true);
+  ops::cuda::CudnnSpec spec;
+  spec.backward = backward;
+  spec.samples = 2;
+  spec.sequence_length = 5;
+  spec.query_heads = 6;
+  spec.kv_heads = 3;
+  spec.head_dim = 16;
+  ops::cuda::CudnnPointers alone, all;
+  std::list<Output> outputs;
+  for (size_t operand = 0; operand < spec.operands(); ++operand) {
+    const bool of_keys = spec.of_keys(operand);
+    spec.head_stride[operand] = of_keys ? 24 : 16;
+    spec.token_stride[operand] = of_keys ? 3 * 24 : 6 * 16 + 8;
+    if (!spec.is_output(operand)) continue;
+    const ops::cuda::GroupPlaces places{2, 5, 3, of_keys ? 16 : 32, spec.token_stride[operand], of_keys ? 24 : 32};
+    const Output& output = outputs.emplace_back(DType::kBF16, places);
+    alone.operands[operand] = output.alone.tensor().raw();
+    all.operands[operand] = output.all.tensor().raw();
+  }
+  if (!backward) {
+    const Output& output = outputs.emplace_back(DType::kF32, ops::cuda::GroupPlaces{2, 1, 3, 10, 30, 10});
+    alone.statistics = output.alone.tensor().data<float>();
+    all.statistics = output.all.tensor().data<float>();
+  }
+  REQUIRE(outputs.size() == (backward ? 3 : 2));
+
+  const DeviceTensor counter(HostTensor(DType::kI32, {2}));
+  const auto unlike = [&] {
+    return ops::cuda::count_unlike_outputs(gpu().cuda(), spec, alone, all,
+                                           static_cast<uint64_t*>(counter.tensor().raw()));
+  };
+  CHECK(unlike() == 0);
+  for (const Output& output : outputs) {
+    const HostTensor right = output.all.host();
+    HostTensor altered = output.all.host();
+    altered.set(output.last, altered[output.last] * 1.0078125);  // by the last place of bf16 or more
+    copy_across(gpu(), altered, output.all);
+    CHECK(unlike() == 1);
+    copy_across(gpu(), right, output.all);
+    CHECK(unlike() == 0);
+  }
 }
 
 TEST_CASE("what cuDNN cannot do is refused with the reason") {

@@ -17,8 +17,6 @@ namespace {
 // cuDNN's deterministic backward keeps the scores of whole samples, so a large micro-batch goes through it a few
 // samples at a time, or a few KV groups of one. That changes no bit: samples and groups do not meet.
 constexpr int64_t kBackwardWorkspaceBytes = int64_t{2560} << 20;
-// Below this share of the sequence a window costs less in tiles that skip the rest (tools/bench_cuda: D=256, S=4096).
-constexpr int64_t kWindowShare = 5;
 constexpr int64_t kAlignment = 16;  // bytes, of every head
 constexpr int64_t kBlockAlignment = 256;
 
@@ -60,15 +58,7 @@ bool aligned(const HeadView& view) {
 }
 
 std::string refusal_of(const AttentionParams& params, const HeadView& q, const HeadView& k) {
-  if (std::string refusal = common_attention_refusal(params, q, k); !refusal.empty()) return refusal;
-  if (q.buffer.dtype() != DType::kBF16) return "it computes in bf16 only";
-  if (params.document_starts.defined()) return "it does not know documents inside a sample";
-  if (!(params.scale > 0)) return format("the scale is {}; it takes positive ones", params.scale);
-  if (params.window > 0 && kWindowShare * params.window < params.sequence_length) {
-    return format("its deterministic backward computes what a window of {} in {} hides", params.window,
-                  params.sequence_length);
-  }
-  if (q.head_dim % 8 != 0 || q.head_dim > 256) return "head_dim must be a multiple of 8 and at most 256";
+  if (std::string refusal = cudnn_attention_refusal(params, q, k); !refusal.empty()) return refusal;
   if (!aligned(q) || !aligned(k)) return format("the heads of q and k must begin at multiples of {} bytes", kAlignment);
   return verdict_on(params, q, k).refusal;
 }

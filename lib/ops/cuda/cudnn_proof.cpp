@@ -85,7 +85,7 @@ void CudnnProofs::prove(const CudnnSpec& spec, const CudnnPointers& given, void*
   }
   plans_.execute(spec, places.copies, workspace);
 
-  const int64_t unlike = count_unlike_alone(spec, places.alone, places.copies, places.counter);
+  const int64_t unlike = count_unlike_outputs(stream_, spec, places.alone, places.copies, places.counter);
   if (unlike > 0) {
     throw Error(ErrorKind::kFault,
                 format("cudnn attention of {}: {} elements have not the bits that their KV group has alone, so they "
@@ -109,22 +109,20 @@ void CudnnProofs::fill(const CudnnSpec& one, const CudnnPointers& alone) const {
   }
 }
 
-// Returns when that is done.
-int64_t CudnnProofs::count_unlike_alone(const CudnnSpec& spec, const CudnnPointers& alone, const CudnnPointers& copies,
-                                        uint64_t* counter) const {
-  check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, stream_.handle()), "cudaMemsetAsync");
+int64_t count_unlike_outputs(CudaStream& stream, const CudnnSpec& spec, const CudnnPointers& alone,
+                             const CudnnPointers& all, uint64_t* counter) {
+  check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, stream.handle()), "cudaMemsetAsync");
   for (size_t operand = 0; operand < spec.operands(); ++operand) {
     if (!spec.is_output(operand)) continue;
-    count_unlike(stream_, bits(alone.operands[operand]), places_of(spec, operand), bits(copies.operands[operand]),
-                 counter);
+    count_unlike(stream, bits(alone.operands[operand]), places_of(spec, operand), bits(all.operands[operand]), counter);
   }
   if (!spec.backward) {
-    count_unlike(stream_, bits(alone.statistics), statistics_places(spec), bits(copies.statistics), counter);
+    count_unlike(stream, bits(alone.statistics), statistics_places(spec), bits(all.statistics), counter);
   }
   uint64_t count = 0;
-  check_cuda(cudaMemcpyAsync(&count, counter, sizeof count, cudaMemcpyDeviceToHost, stream_.handle()),
+  check_cuda(cudaMemcpyAsync(&count, counter, sizeof count, cudaMemcpyDeviceToHost, stream.handle()),
              "cudaMemcpyAsync");
-  check_cuda(cudaStreamSynchronize(stream_.handle()), "attention comparison");
+  check_cuda(cudaStreamSynchronize(stream.handle()), "attention comparison");
   return static_cast<int64_t>(count);
 }
 

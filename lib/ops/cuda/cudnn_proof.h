@@ -24,12 +24,15 @@ class CudnnProofs {
 
  private:
   void fill(const CudnnSpec& one, const CudnnPointers& alone) const;
-  int64_t count_unlike_alone(const CudnnSpec& spec, const CudnnPointers& alone, const CudnnPointers& copies,
-                             uint64_t* counter) const;
 
   CudaStream& stream_;
   CudnnPlans& plans_;
   std::set<CudnnSpec> proved_;
 };
+
+// How many elements of what a plan writes, out and the statistics or d_q, d_k and d_v of all samples and groups, have
+// not the bits of one group alone, whose heads lie side by side. counter: in device memory. Waits for the stream.
+int64_t count_unlike_outputs(CudaStream& stream, const CudnnSpec& spec, const CudnnPointers& alone,
+                             const CudnnPointers& all, uint64_t* counter);
 
 }  // namespace invar::ops::cuda

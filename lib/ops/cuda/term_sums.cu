@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/integer.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/operations.h"

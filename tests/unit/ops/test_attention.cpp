@@ -321,6 +321,30 @@ TEST_CASE("on meta the memory of a proof is noted for an invariant queue of a GP
   CHECK(forward(copy) == invariant.momentary());
 }
 
+TEST_CASE("on meta no proof is noted for a call that cuDNN does not take") {
+  const auto noted = [](const AttentionShape& shape, DType dtype, bool documents = false) {
+    AttentionCase c(shape, dtype);
+    AttentionOperands o = c;
+    for (ops::HeadView* view : o.views()) {
+      view->buffer = Tensor(nullptr, dtype, DeviceType::kMeta, view->buffer.shape());
+    }
+    if (documents) o.params.document_starts = Tensor(nullptr, DType::kI32, DeviceType::kMeta, {o.q.tokens()});
+    const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {o.q.tokens(), o.q.heads()});
+    Stream stream = Stream::meta(DeviceType::kCuda);
+    stream.set_invariant(true);
+    const AttentionBackend& meta = choose_attention(DeviceType::kMeta, o.params, o.q, o.k);
+    meta.forward(stream, o.params, o.q, o.k, o.v, o.out, sums);
+    meta.backward(stream, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, sums, o.d_q, o.d_k, o.d_v);
+    return stream.momentary() > 0;
+  };
+  CHECK(noted({1, 16, 1, 2, 256, 4}, DType::kBF16));
+  CHECK_FALSE(noted({1, 16, 1, 2, 256, 4}, DType::kF32));
+  CHECK_FALSE(noted({1, 16, 1, 2, 256, 4}, DType::kBF16, true));
+  CHECK_FALSE(noted({1, 16, 1, 2, 256, 3}, DType::kBF16));  // less than a fifth of the sequence
+  CHECK_FALSE(noted({1, 16, 1, 2, 264, 4}, DType::kBF16));
+  CHECK_FALSE(noted({1, 16, 1, 2, 12, 4}, DType::kBF16));
+}
+
 TEST_CASE("wrong operands are faults on the CPU too") {
   AttentionCase c({2, 4, 2, 2, 8}, DType::kF32);
   HostTensor lse(DType::kF32, {8, 4});
