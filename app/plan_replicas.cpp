@@ -27,7 +27,7 @@ std::string units_of(const Config& config, int width, int tensor_rank) {
 std::string row_of(const Config& config, const ReplicaPlan& plan, size_t rank, std::span<const HostSlot> hosts) {
   const ReplicaPlan::Place& place = plan.places[rank];
   const std::string host = hosts.empty() ? "-" : hosts[rank].host;
-  const std::string gpu = hosts.empty() ? "-" : std::to_string(hosts[rank].gpu);
+  const std::string gpu = hosts.empty() ? "-" : std::to_string(hosts[rank].local_rank);
   const bool in_grid = place.grid_replica >= 0;
   const std::string slot = in_grid ? format("dp{}.tp{}", place.grid_replica, place.grid_slot) : "-";
   const std::string start = format("{:>5}  {:<16} {:>3}  {:<12}", rank, host, gpu, slot);

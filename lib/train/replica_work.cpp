@@ -13,6 +13,16 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
+DeviceTimer* ReplicaWork::next_timer() {
+  timed_ = all_steps_ < kFirstSteps || all_steps_ % kOneIn == 0;
+  ++all_steps_;
+  return timed_ ? &timer_ : nullptr;
+}
+
+void ReplicaWork::finish_step() {
+  if (timed_) add(timer_.milliseconds() * 1e-3);
+}
+
 void ReplicaWork::add(double seconds) {
   last_ = seconds;
   if (++steps_ <= kWarmUpSteps) return;

@@ -17,20 +17,24 @@ class ReplicaWork {
   // config: what the plan was made from.
   ReplicaWork(const Config& config, const ReplicaPlan& plan) : config_(config), plan_(plan) {}
 
-  // For the step that follows, then finish_step().
-  DeviceTimer& timer() { return timer_; }
-  void finish_step() { add(timer_.milliseconds() * 1e-3); }
+  // For the step that follows, then finish_step(). Null if it is not timed: a timed step waits for new values, which
+  // others hide behind their first layers.
+  DeviceTimer* next_timer();
+  void finish_step();
   // Seconds of this rank in a step. The first ones pay for warm-up, so they count for no speed.
   void add(double seconds);
 
-  // Seconds of each replica in the last step. Collective over the world.
+  // Seconds of each replica in the last timed step. Collective over the world.
   std::vector<double> gather(const ProcessGroups& groups);
-  // By the medians over the last steps as of the last gather(), the same on all ranks. Nothing before there is one.
+  // By the medians over the last timed steps as of the last gather(), the same on all ranks. Nothing before there is
+  // one.
   std::optional<MeasuredSpeeds> speeds() const;
-  // The same if they are far from the shares of the batch: first after kFirstNews steps, then at the soonest after
-  // twice the steps of the last time, so that a long run is not filled with it.
+  // The same if they are far from the shares of the batch: first after kFirstNews timed steps, then at the soonest
+  // after twice the steps of the last time, so that a long run is not filled with it.
   std::optional<MeasuredSpeeds> news();
 
+  static constexpr int64_t kFirstSteps = 16;  // are timed, and of those that follow
+  static constexpr int64_t kOneIn = 16;       // one in so many
   static constexpr int64_t kWarmUpSteps = 2;
   static constexpr size_t kLastSteps = 64;
   static constexpr int64_t kFirstNews = 8;
@@ -39,7 +43,9 @@ class ReplicaWork {
   Config config_;
   ReplicaPlan plan_;
   DeviceTimer timer_;
-  int64_t steps_ = 0;
+  int64_t all_steps_ = 0;
+  bool timed_ = false;
+  int64_t steps_ = 0;  // timed
   double last_ = 0;
   std::deque<double> recent_;
   std::vector<double> medians_;  // of each replica

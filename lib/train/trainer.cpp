@@ -263,7 +263,7 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
     if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
     if (hash) hash->gradients();
   };
-  if (work_ != nullptr) hooks.work = &work_->timer();
+  if (work_ != nullptr) hooks.work = work_->next_timer();
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
   if (work_ != nullptr) work_->finish_step();
   output.proofs.tell(state.stream(), output.log);
