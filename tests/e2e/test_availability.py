@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
+import invar_job  # noqa: E402
 from failures import model, regression, step_times  # noqa: E402
 
 HEADER = "width,micro_batches,ms_per_step\n"
@@ -133,6 +134,39 @@ class Availability(unittest.TestCase):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(expected, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
+
+
+class MeasuredWidths(invar_job.JobTest):
+    """tools/measure_widths times a model, and availability reads it."""
+
+    def measure(self, *arguments):
+        environment = {**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, "MPIRUN": " ".join(invar_job.LAUNCH)}
+        return subprocess.run([sys.executable, str(ROOT / "tools" / "measure_widths"), *map(str, arguments)], cwd=self.folder,
+                              env=environment, capture_output=True, text=True, timeout=4 * invar_job.RUN_SECONDS)
+
+    def test_a_model_is_timed_at_each_width(self):
+        config = self.config(train={"steps": 1, "sequence_length": 64})
+        widths, micro_batches = [3, 2], [1, 16]
+        done = self.measure(config, "--widths", *widths, "--micro-batches", *micro_batches, "--steps", 8, "-o", "steps.csv",
+                            "--with", "train.micro_batch_size=2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        points = step_times.read_points(self.folder / "steps.csv")
+        self.assertEqual({width: [m for m, _ in times] for width, times in points.items()},
+                         {width: micro_batches for width in widths})
+        told = subprocess.run([sys.executable, str(ROOT / "tools" / "availability"), "--measured", "steps.csv", "--draws", "3"],
+                              cwd=self.folder, capture_output=True, text=True, timeout=120)
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertIn("Domains of 3 GPUs (measured widths)", told.stdout)
+
+    def test_what_cannot_be_timed(self):
+        config = self.config()
+        few = self.measure(config, "--widths", 2, 2, "--micro-batches", 1, 2)
+        self.assertEqual(few.returncode, 2, few)
+        self.assertIn("two or more widths", few.stderr)
+        wrong = self.measure(config, "--widths", 2, 1, "--micro-batches", 1, 2, "--with", "model.hidden=3")
+        self.assertEqual(wrong.returncode, 1, wrong)
+        self.assertIn("width 2, 1 micro-batches: exit code", wrong.stderr)
+        self.assertIn("model.hidden", wrong.stderr)
 
 
 if __name__ == "__main__":
