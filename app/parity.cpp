@@ -25,14 +25,14 @@ void check_mode(const ParityArguments& arguments, int world) {
 void refuse_fixed_keys(const ParityArguments& arguments) {
   for (const std::string& argument : arguments.overrides) {
     const std::string key = argument.substr(0, argument.find('='));
-    if (key.starts_with("numerics.") || key == "device") continue;
+    if (key.starts_with("numerics.") || key.starts_with("comm.") || key == "device") continue;
     if (key.starts_with("parallel.") || key == "train.micro_batch_size" || key == "train.recompute") {
       if (!arguments.matrix) continue;
       throw Error(ErrorKind::kConfig, format("argument {}: --matrix varies {} itself", argument, key),
                   "remove the argument, or --matrix");
     }
     throw Error(ErrorKind::kConfig, format("argument {}: the case fixes {}", argument, key),
-                "parity takes parallel.*, numerics.*, train.micro_batch_size, train.recompute and device");
+                "parity takes parallel.*, numerics.*, comm.*, train.micro_batch_size, train.recompute and device");
   }
 }
 

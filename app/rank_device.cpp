@@ -25,14 +25,15 @@ int device_index(const MpiSession& session) {
   return session.local_rank() % cuda_device_count();
 }
 
-// NCCL cannot share a GPU among ranks. ids: of every rank's GPU.
+// NCCL cannot share a GPU among ranks of a host. ids: of every rank's GPU.
 void refuse_shared_gpu(const std::vector<int64_t>& ids, int world_rank, int index) {
   const auto first = std::find(ids.begin(), ids.end(), ids[static_cast<size_t>(world_rank)]) - ids.begin();
   if (first == world_rank) return;
   throw Error(ErrorKind::kConfig,
               format("ranks {} and {} both have GPU {} ({}): every rank needs one to itself", first, world_rank, index,
                      describe_cuda_device(index)),
-              format("start at most {} on this host, or set device: cpu", cuda_device_count()));
+              format("start at most {} on this host, or set device: cpu, or, to try a layout, comm.share_gpus: true",
+                     cuda_device_count()));
 }
 
 NcclOptions nccl_options(const Config& config, MpiSession& session) {
@@ -40,6 +41,7 @@ NcclOptions nccl_options(const Config& config, MpiSession& session) {
   options.timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
   options.synchronous = config.comm.synchronous;
+  options.share_gpus = config.comm.share_gpus;
   options.on_failure = [&session](const std::string& report) {
     std::fputs(format("rank {}: {}\n", session.world().rank(), report).c_str(), stderr);
     constexpr auto kForTheOthers = std::chrono::seconds(3);  // to say where they are
@@ -86,7 +88,7 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   world.all_gather(Stream(DeviceType::kCpu), view_of(mine), view_of(ids), equal_counts(world.size(), 1));
   RankDevice rank{Stream(DeviceType::kCpu), nullptr};
   together(world, [&] {
-    refuse_shared_gpu(ids, world.rank(), index);
+    if (!config.comm.share_gpus) refuse_shared_gpu(ids, world.rank(), index);
     rank.stream = make_cuda_stream(index, threads);
     rank.world = world.size() == 1 ? make_staged_communicator(borrowed(world))
                                    : make_nccl_communicator(borrowed(world), nccl_options(config, session));

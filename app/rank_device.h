@@ -17,7 +17,7 @@ struct RankDevice {
   std::shared_ptr<Communicator> world;
 };
 
-// The rank's own GPU, which must be its alone, or its share of the host's cores. Throws on all ranks or on none, as
+// The rank's own GPU, which must be its alone unless comm.share_gpus allows others, or its share of the host's cores. Throws on all ranks or on none, as
 // together() does. Collective over `world`, the ranks of the session that compute.
 RankDevice open_device(const Config& config, MpiSession& session, Communicator& world);
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -339,6 +340,8 @@ class NcclCommunicator final : public DeviceCommunicator {
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Communicator>& host,
                                                      const NcclOptions& options) {
+  // NCCL reads it when a group connects.
+  if (options.share_gpus) setenv("NCCL_HOSTID", format("rank {}", host->rank()).c_str(), 1);
   return std::make_unique<NcclCommunicator>(host, std::make_shared<Shared>(options));
 }
 

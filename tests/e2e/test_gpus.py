@@ -1,5 +1,5 @@
 """Training on several GPUs through NCCL: layouts agree with each other and with the CPU, debugging changes no bit, and a
-hang ends with a report."""
+hang ends with a report. A machine with one GPU lets four ranks share it."""
 import os
 import pathlib
 import signal
@@ -12,13 +12,22 @@ from invar_job import FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, ids_of, series,
 from test_gpu import GpuTest, gpus
 
 
-@unittest.skipUnless(gpus() >= 2, "fewer than two GPUs")
+# Ranks that a test can start: SHARE_RANKS where they have to share one GPU.
+SHARE_RANKS = int(os.environ.get("INVAR_SHARE_RANKS", 4))
+RANKS = min(gpus(), 8) if gpus() > 1 else SHARE_RANKS
+
+
+@unittest.skipUnless(gpus() >= 1, "no GPU")
 class SeveralGpus(GpuTest):
-    """Layouts of all GPUs that a machine of 2, 4 or 8 can run."""
+    """Layouts of 2, 4 and 8 ranks, as many as there are GPUs."""
+
+    def start(self, *arguments, ranks=None, **others):
+        shared = ["comm.share_gpus=true"] if ranks is not None and ranks > gpus() else []
+        return super().start(*arguments, *shared, ranks=ranks, **others)
 
     def layouts(self):
         world = 1
-        while world * 2 <= min(gpus(), 8):
+        while world * 2 <= RANKS:
             world *= 2
             for tensor in (t for t in (1, 2, 4) if t <= world):
                 for sequence in (("false",) if tensor == 1 else ("false", "true")):
@@ -33,7 +42,7 @@ class SeveralGpus(GpuTest):
 
     def test_collectives_over_nccl(self):
         suite = pathlib.Path(INVAR).with_name("nccl_suite")
-        done = subprocess.run([*LAUNCH, "-n", str(min(gpus(), 4)), suite], env=invar_job.ENVIRONMENT, text=True,
+        done = subprocess.run([*LAUNCH, "-n", str(min(RANKS, 4)), suite], env=invar_job.ENVIRONMENT, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout)
 
@@ -63,9 +72,9 @@ class SeveralGpus(GpuTest):
                     self.assertEqual(series(self.folder / run, "state_hash"), state)
 
     def test_replicas_of_unequal_width_have_the_state_of_one_gpu(self):
-        """Two GPUs: of equal width, but with unequal shares of the batch, which takes the same way."""
+        """Two ranks: of equal width, but with unequal shares of the batch, which takes the same way."""
         layouts = [["parallel.tensor=1", "parallel.nonuniform.tensor_widths=[1, 1]", "parallel.nonuniform.speeds=[1, 3]"]]
-        if gpus() >= 4:
+        if RANKS >= 4:
             layouts = [["parallel.tensor=3", f"parallel.nonuniform.tensor_widths={widths}", f"parallel.sequence={sequence}"]
                        for widths in ("[3, 1]", "[2, 1, 1]", "[1, 3]") for sequence in ("true", "false")]
         for precision in ("fp32", "bf16"):
@@ -76,7 +85,7 @@ class SeveralGpus(GpuTest):
             fast = self.train(f"fast_{precision}", *run)
             for i, layout in enumerate(layouts):
                 with self.subTest(precision=precision, layout=layout):
-                    world = 4 if gpus() >= 4 else 2
+                    world = min(RANKS, 4)
                     several = [*layout, "parallel.bucket_size=20000"]
                     self.train(f"{precision}_{i}", *invariant, *several, ranks=world)
                     self.assertEqual(series(self.folder / f"{precision}_{i}", "state_hash"),
@@ -95,7 +104,7 @@ class SeveralGpus(GpuTest):
         run = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1", "train.steps=6"]
         self.train("one", *run)
         state = series(self.folder / "one", "state_hash")
-        world = 4 if gpus() >= 4 else 2
+        world = min(RANKS, 4)
         for name, layout in layouts.items():
             for i, setting in enumerate(settings):
                 with self.subTest(layout=name, setting=setting), unittest.mock.patch.dict(invar_job.ENVIRONMENT, setting):

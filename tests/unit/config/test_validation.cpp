@@ -410,6 +410,8 @@ TEST_CASE("collectives of GPUs") {
   }
   refuses([](Config& c) { c.device = DeviceChoice::kCpu, c.comm.synchronous = true; }, "comm.synchronous = true",
           "remove");
+  refuses([](Config& c) { c.device = DeviceChoice::kCpu, c.comm.share_gpus = true; }, "comm.share_gpus = true",
+          "remove");
 }
 
 TEST_CASE("a gradient bucket has elements") {
