@@ -64,30 +64,22 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadCut
   return table.add(std::move(weight));
 }
 
-// out (T, C) = the sum of what write(run, term) gives for the runs of all ranks that hold the group (null: this one
-// alone). Terms are rounded to out's dtype, and so is their sum.
-void sum_over_runs(const LayerContext& ctx, const LeafCut& cut, Communicator* ranks,
-                   const std::function<void(Range run, const Tensor& term)>& write, const Tensor& out) {
+// out (T, C) = the sum of the terms (T, held runs, C) over the ranks that hold the group (null: this one alone),
+// rounded.
+void sum_over_runs(const LayerContext& ctx, const LeafCut& cut, Communicator* ranks, const Tensor& terms,
+                   const Tensor& out) {
+  const int64_t leaves = cut.plan.leaves();
+  const std::vector<Range>& held = cut.program.nodes;
+  const int64_t first = held.front().begin;
+  if (ranks == nullptr) return ops::tree_sum(ctx.stream, node_program(leaves, held.front(), first), terms, out);
   const ArenaScope scope(ctx.scratch);
-  const Tensor term = ctx.scratch.allocate("term of a run", out.dtype(), {out.dim(0), out.dim(1)});
-  const Tensor flat = term.view({term.numel()});
   std::vector<Tensor> nodes;
-  for (int buffer = 0; buffer < cut.program.buffers; ++buffer) {
-    nodes.push_back(ctx.scratch.allocate("sum over runs", DType::kF32, {term.numel()}));
+  for (const Range& node : held) {
+    const Tensor sum = ctx.scratch.allocate("sum over runs", DType::kF32, {out.dim(0), out.dim(1)});
+    ops::tree_sum(ctx.stream, node_program(leaves, node, first), terms, sum);
+    nodes.push_back(sum.view({sum.numel()}));
   }
-  size_t run = 0;
-  for (LeafSum sum(cut.program, nodes); !sum.finished(); sum.leaf_done(ctx.stream)) {
-    write(cut.rows[run++], term);
-    if (sum.accumulate()) {
-      ops::add(ctx.stream, sum.target(), flat, sum.target());
-    } else {
-      ops::copy(ctx.stream, flat, sum.target());
-    }
-  }
-  nodes.resize(cut.program.nodes.size());
-  const Tensor root = out.view({out.numel()});
-  if (ranks == nullptr) return ops::copy(ctx.stream, nodes.front(), root);
-  tree_all_reduce(ctx.stream, *ranks, cut.plan, nodes, root, ctx.scratch);
+  tree_all_reduce(ctx.stream, *ranks, cut.plan, nodes, out.view({out.numel()}), ctx.scratch);
 }
 
 }  // namespace
@@ -97,7 +89,7 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
     : spec_(spec),
       cut_(table.cut_heads(spec.query_heads, spec.kv_heads, *replicas.tensor())),
       heads_(cut_.mine()),
-      runs_(cut_.runs()),
+      parts_(parts_of(cut_)),
       kv_replicas_(replicas.kv_heads(spec.query_heads, spec.kv_heads)),
       rope_(rope),
       qkv_(add_qkv(table, kv_replicas_, spec, cut_)),
@@ -114,6 +106,25 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
   } else {  // released files have them, Hugging Face does not write them again
     for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) table.add_unused(spec.prefix + name);
   }
+}
+
+std::vector<SelfAttention::Part> SelfAttention::parts_of(const HeadCut& cut) {
+  const std::vector<Range> runs = cut.runs();
+  const int64_t groups = cut.mine().kv_heads.size();
+  if (cut.run_sum() == nullptr) return {{{0, groups}, runs.front(), {0, 1}}};
+  std::vector<Part> parts;
+  int64_t first = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    for (size_t run = 0; run < runs.size();) {
+      size_t end = run + 1;
+      while (end < runs.size() && runs[end].size() == runs[run].size()) ++end;
+      const Range held{static_cast<int64_t>(run), static_cast<int64_t>(end)};
+      parts.push_back({{group, group + 1}, {runs[run].begin, runs[end - 1].end}, held, first});
+      first += parts.back().query_heads();
+      run = end;
+    }
+  }
+  return parts;
 }
 
 int64_t SelfAttention::kv_width() const {
@@ -133,18 +144,25 @@ ops::HeadView SelfAttention::raw(const Tensor& qkv, Kind kind) const {
   return {qkv, groups, 1, d, group_rows(), (heads_.heads_per_group + (second ? 1 : 0)) * d};
 }
 
-// Of the held query heads of each group.
-ops::HeadView SelfAttention::of_run(ops::HeadView view, Range run) {
-  view.heads_per_group = run.size();
-  view.offset += run.begin * view.head_dim;
+// The part's query heads, a group for each of its runs.
+ops::HeadView SelfAttention::queries_of(ops::HeadView view, const Part& part) {
+  view.offset += part.groups.begin * view.group_stride + part.heads.begin * view.head_dim;
+  view.groups = part.groups.size() * part.runs.size();
+  view.heads_per_group = part.heads.size() / part.runs.size();
+  if (part.runs.size() > 1) view.group_stride = view.heads_per_group * view.head_dim;
   return view;
 }
 
-// (T, heads of the run): their statistics lie side by side.
-Tensor SelfAttention::lse_of_run(const Tensor& lse, Range run) const {
-  const int64_t per_head = lse.dim(0) * heads_.kv_heads.size();
-  const Tensor part = lse.view({lse.numel()}).rows(run.begin * per_head, run.end * per_head);
-  return part.view({lse.dim(0), heads_.kv_heads.size() * run.size()});
+ops::HeadView SelfAttention::keys_of(ops::HeadView view, const Part& part) {
+  view.offset += part.groups.begin * view.group_stride;
+  view.groups = part.groups.size() * part.runs.size();
+  if (part.runs.size() > 1) view.group_stride = 0;
+  return view;
+}
+
+Tensor SelfAttention::lse_of(const Tensor& lse, const Part& part, int64_t tokens) {
+  const int64_t heads = part.query_heads();
+  return lse.view({lse.numel()}).rows(tokens * part.first, tokens * (part.first + heads)).view({tokens, heads});
 }
 
 // (T, Hq·D): the query heads alone.
@@ -157,6 +175,14 @@ ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
   const int64_t d = spec_.head_dim;
   const int64_t groups = heads_.kv_heads.size();
   return {kv, groups, 1, d, kv.dim(1) / groups, kind == Kind::kValue ? d : 0};
+}
+
+// What a part adds to gradients of keys or values. terms (T, per run what final_kv takes).
+ops::HeadView SelfAttention::term_of(const Tensor& terms, const Part& part, Kind kind) const {
+  const int64_t group = 2 * spec_.head_dim;
+  const int64_t run = heads_.kv_heads.size() * group;
+  const int64_t offset = part.runs.begin * run + part.groups.begin * group;
+  return {terms, part.runs.size(), 1, spec_.head_dim, run, offset + (kind == Kind::kValue ? spec_.head_dim : 0)};
 }
 
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
@@ -197,8 +223,8 @@ std::string SelfAttention::explain(const LayerContext& ctx) const {
     return Tensor(nullptr, ctx.activation, ctx.stream.device(), {tokens, width});
   };
   return ops::explain_attention(ctx.stream.device(), params(ctx),
-                                of_run(per_head(without_memory(query_width())), runs_.front()),
-                                final_kv(without_memory(kv_width()), Kind::kKey));
+                                queries_of(per_head(without_memory(query_width())), parts_.front()),
+                                keys_of(final_kv(without_memory(kv_width()), Kind::kKey), parts_.front()));
 }
 
 Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const {
@@ -210,11 +236,11 @@ Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const Sh
   {
     const ArenaScope scope(ctx.scratch);
     const Heads heads = prepare(ctx, saved.qkv, shared);
-    for (const Range& run : runs_) {
-      const ops::HeadView q = of_run(heads.q, run);
-      ops::choose_attention(ctx.stream.device(), params(ctx), q, heads.k)
-          .forward(ctx.stream, params(ctx), q, heads.k, heads.v, of_run(per_head(saved.out), run),
-                   lse_of_run(saved.lse, run));
+    for (const Part& part : parts_) {
+      const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
+      ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
+          .forward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
+                   lse_of(saved.lse, part, tokens));
     }
   }
   return out_.forward(ctx, saved.out);
@@ -250,27 +276,32 @@ Tensor SelfAttention::attention_backward(const LayerContext& ctx, const Heads& h
                                          const ops::HeadView& d_out, const ops::HeadView& d_q,
                                          const ops::HeadView& d_v) const {
   const int64_t tokens = ctx.region.tokens();
-  const auto run_backward = [&](Range run, const ops::HeadView& d_k_of_run, const ops::HeadView& d_v_of_run) {
+  const auto part_backward = [&](const Part& part, const ops::HeadView& d_k_of_part, const ops::HeadView& d_v_of_part) {
     const ArenaScope scope(ctx.scratch);
-    const Tensor lse = lse_of_run(saved.lse, run);
-    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, lse.dim(1)});
-    const ops::HeadView q = of_run(heads.q, run);
-    ops::choose_attention(ctx.stream.device(), params(ctx), q, heads.k)
-        .backward(ctx.stream, params(ctx), q, heads.k, heads.v, of_run(per_head(saved.out), run), lse,
-                  of_run(d_out, run), delta, of_run(d_q, run), d_k_of_run, d_v_of_run);
+    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, part.query_heads()});
+    const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
+    ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
+        .backward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
+                  lse_of(saved.lse, part, tokens), queries_of(d_out, part), delta, queries_of(d_q, part), d_k_of_part,
+                  d_v_of_part);
   };
   const LeafCut* const sum = cut_.run_sum();
   const bool side_by_side = spec_.normed_values || sum != nullptr;
   const int64_t width = heads_.kv_heads.size() * (side_by_side ? 2 : 1) * spec_.head_dim;
   const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, width});
-  const auto write = [&](Range run, const Tensor& to) {
-    run_backward(run, final_kv(to, Kind::kKey), side_by_side ? final_kv(to, Kind::kValue) : d_v);
-  };
   if (sum == nullptr) {
-    write(runs_.front(), d_kv);
+    part_backward(parts_.front(), final_kv(d_kv, Kind::kKey), side_by_side ? final_kv(d_kv, Kind::kValue) : d_v);
     return d_kv;
   }
-  sum_over_runs(ctx, *sum, kv_replicas_, write, d_kv);
+  {
+    const ArenaScope scope(ctx.scratch);
+    const int64_t runs = parts_.back().runs.end;
+    const Tensor terms = ctx.scratch.allocate("terms of runs", ctx.activation, {tokens, runs * width});
+    for (const Part& part : parts_) {
+      part_backward(part, term_of(terms, part, Kind::kKey), term_of(terms, part, Kind::kValue));
+    }
+    sum_over_runs(ctx, *sum, kv_replicas_, terms.view({tokens, runs, width}), d_kv);
+  }
   if (!spec_.normed_values) ops::copy_heads(ctx.stream, final_kv(d_kv, Kind::kValue), d_v);
   return d_kv;
 }

@@ -31,7 +31,7 @@ struct SharedKv {
 };
 
 // Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition). Where runs of a
-// group's query heads are leaves (HeadCut), attention is computed a run at a time, and what the runs add to the
+// group's query heads are leaves (HeadCut), attention takes each for a group of its own, and what the runs add to the
 // gradients of keys and values is summed over the ranks that hold these; on each of them all else that concerns keys
 // and values is the same.
 class SelfAttention {
@@ -40,7 +40,7 @@ class SelfAttention {
   struct Saved {
     Tensor qkv;  // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
     Tensor out;  // (T, Hq·D of this rank)
-    Tensor lse;  // f32 (T, Hq of this rank), the values of each run of heads together
+    Tensor lse;  // f32, for each part in turn (T, its query heads)
   };
 
   SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const ops::RopeTable& rope);
@@ -65,14 +65,28 @@ class SelfAttention {
   struct Heads {
     ops::HeadView q, k, v;
   };
+  // What one call of attention computes: all groups, if each has one run; else neighbouring runs of one length of one
+  // group, which are groups to it that see the same keys and values.
+  struct Part {
+    Range groups;       // held ones
+    Range heads;        // of each of them
+    Range runs;         // of each of them
+    int64_t first = 0;  // query heads of earlier parts
+
+    int64_t query_heads() const { return groups.size() * heads.size(); }
+  };
+  static std::vector<Part> parts_of(const HeadCut& cut);
+
   int64_t group_rows() const;
   int64_t row() const { return heads_.kv_heads.size() * group_rows(); }
   int64_t query_width() const { return heads_.query_heads.size() * spec_.head_dim; }
   ops::HeadView raw(const Tensor& qkv, Kind kind) const;
   ops::HeadView per_head(const Tensor& out) const;
-  static ops::HeadView of_run(ops::HeadView view, Range run);
-  Tensor lse_of_run(const Tensor& lse, Range run) const;
+  static ops::HeadView queries_of(ops::HeadView view, const Part& part);
+  static ops::HeadView keys_of(ops::HeadView view, const Part& part);
+  static Tensor lse_of(const Tensor& lse, const Part& part, int64_t tokens);
   ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
+  ops::HeadView term_of(const Tensor& terms, const Part& part, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;
   ops::HeadNormRope head_norm(const LayerContext& ctx, const Tensor& weight) const;
   ops::HeadNormRope value_norm() const;
@@ -86,7 +100,7 @@ class SelfAttention {
   AttentionSpec spec_;
   HeadCut cut_;
   HeadPartition heads_;
-  std::vector<Range> runs_;    // of query heads, in each held group
+  std::vector<Part> parts_;
   Communicator* kv_replicas_;  // ranks with copies of the KV heads, or null
   const ops::RopeTable& rope_;
   ColumnParallelLinear qkv_;

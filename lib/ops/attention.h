@@ -16,8 +16,9 @@ struct AttentionParams {
   Tensor document_starts{};
 };
 
-// One way to compute causal grouped-query attention: query head h of a group sees its group's k and v.
-// Scores and probabilities live in tiles; an S×S matrix is never stored. fp32 inside, whatever the dtype.
+// One way to compute causal grouped-query attention: query head h of a group sees its group's k and v. Groups of k and
+// v with a group_stride of 0 are all the same ones. Scores and probabilities live in tiles; an S×S matrix is never
+// stored. fp32 inside, whatever the dtype.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;

@@ -18,8 +18,8 @@ HeadView one_head_per_group(HeadView q) {
 void check_forward_operands(std::string_view op, const Stream& stream, const AttentionParams& params, const HeadView& q,
                             const HeadView& k, const HeadView& v, const HeadView& out, const Tensor& lse) {
   expect_heads(op, "q", q);
-  expect_heads_like(op, "k", k, one_head_per_group(q));
-  expect_heads_like(op, "v", v, one_head_per_group(q));
+  expect_heads_like(op, "k", k, one_head_per_group(q), Groups::kMayCoincide);
+  expect_heads_like(op, "v", v, one_head_per_group(q), Groups::kMayCoincide);
   expect_heads_like(op, "out", out, q);
   expect(op, "lse", lse, DType::kF32, {q.tokens(), q.heads()});
   const Tensor& starts = params.document_starts;

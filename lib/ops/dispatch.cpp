@@ -33,20 +33,22 @@ Tensor expect_token_blocks(std::string_view op, const Tensor& d_weight, int64_t 
   return d_weight.view({blocks, width});
 }
 
-void expect_heads(std::string_view op, std::string_view name, const HeadView& view) {
+void expect_heads(std::string_view op, std::string_view name, const HeadView& view, Groups groups) {
   expect_float(op, name, view.buffer, 2);
   const int64_t group_width = view.heads_per_group * view.head_dim;
   INVAR_CHECK(view.groups > 0 && view.heads_per_group > 0 && view.head_dim > 0 && view.offset >= 0,
               "{}: {} has {} groups of {} heads of {} at offset {}", op, name, view.groups, view.heads_per_group,
               view.head_dim, view.offset);
-  INVAR_CHECK(view.groups == 1 || view.group_stride >= group_width, "{}: groups of {} are {} apart but {} wide", op,
-              name, view.group_stride, group_width);
+  const bool same = groups == Groups::kMayCoincide && view.group_stride == 0;
+  INVAR_CHECK(view.groups == 1 || same || view.group_stride >= group_width, "{}: groups of {} are {} apart but {} wide",
+              op, name, view.group_stride, group_width);
   INVAR_CHECK((view.groups - 1) * view.group_stride + view.offset + group_width <= view.token_stride(),
               "{}: heads of {} end past the row of {}", op, name, view.buffer.describe());
 }
 
-void expect_heads_like(std::string_view op, std::string_view name, const HeadView& view, const HeadView& like) {
-  expect_heads(op, name, view);
+void expect_heads_like(std::string_view op, std::string_view name, const HeadView& view, const HeadView& like,
+                       Groups groups) {
+  expect_heads(op, name, view, groups);
   INVAR_CHECK(view.tokens() == like.tokens() && view.groups == like.groups &&
                   view.heads_per_group == like.heads_per_group && view.head_dim == like.head_dim &&
                   view.buffer.dtype() == like.buffer.dtype(),

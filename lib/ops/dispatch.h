@@ -18,10 +18,12 @@ void expect_float(std::string_view op, std::string_view name, const Tensor& tens
 // A weight's gradient as sums over runs of tokens: f32 (width), one run, or (blocks, width), `blocks` equal runs, which
 // must divide the tokens. Returns it as (blocks, width).
 Tensor expect_token_blocks(std::string_view op, const Tensor& d_weight, int64_t tokens, int64_t width);
+enum class Groups : uint8_t { kApart, kMayCoincide };  // the latter: by a group_stride of 0, to be read only
 // The heads lie inside the rows of an f32 or bf16 buffer and do not overlap.
-void expect_heads(std::string_view op, std::string_view name, const HeadView& view);
+void expect_heads(std::string_view op, std::string_view name, const HeadView& view, Groups groups = Groups::kApart);
 // `view` has the tokens, heads, head_dim and dtype of `like`; strides are free.
-void expect_heads_like(std::string_view op, std::string_view name, const HeadView& view, const HeadView& like);
+void expect_heads_like(std::string_view op, std::string_view name, const HeadView& view, const HeadView& like,
+                       Groups groups = Groups::kApart);
 // The tensors that are defined are on the stream's device.
 void expect_on(std::string_view op, const Stream& stream, std::initializer_list<const Tensor*> tensors);
 

@@ -1,5 +1,7 @@
 #include "ops/proofs.h"
 
+#include <algorithm>
+
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
@@ -23,7 +25,10 @@ int64_t attention_proof_bytes(const AttentionParams& params, const HeadView& q, 
   const int64_t heads = 4 * q.heads_per_group + 4;  // q, out, their gradients; k, v, theirs
   int64_t bytes =
       params.sequence_length * (heads * q.head_dim * size_of(DType::kBF16) + q.heads_per_group * size_of(DType::kF32));
-  for (const HeadView& view : read) bytes += view.buffer.bytes();
+  for (const HeadView& view : read) {  // groups that coincide are copied apart
+    const int64_t packed = view.tokens() * view.heads() * view.head_dim * size_of(view.buffer.dtype());
+    bytes += std::max(view.buffer.bytes(), packed);
+  }
   return bytes + (2 * kMostOperands + 2) * kBlock;
 }
 

@@ -39,16 +39,27 @@ void join(Size n, const float* a, const float* b, Out* out) {
   for (int64_t i = 0; i < n; ++i) cpu::store(out[i], a[i] + b[i]);
 }
 
-// Sums of n <= kBlock elements of the rows that begin at `terms` and are `stride` apart. Terms are read where they lie;
-// only sums take room.
-template <class Size, class Out>
-void sum_block(const SumProgram& program, const float* terms, int64_t stride, Size n, Out* out) {
+template <class Size>
+const float* as_float(const float* term, Size /*n*/, float* /*room*/) {
+  return term;
+}
+template <class Size>
+const float* as_float(const BF16* term, Size n, float* room) {
+  for (int64_t i = 0; i < n; ++i) room[i] = cpu::load(term[i]);
+  return room;
+}
+
+// Sums of n <= kBlock elements of the rows that begin at `terms` and are `stride` apart. Terms of f32 are read where
+// they lie.
+template <class Size, class In, class Out>
+void sum_block(const SumProgram& program, const In* terms, int64_t stride, Size n, Out* out) {
   float sums[SumProgram::kMaxDepth][kBlock];
   const float* stack[SumProgram::kMaxDepth];
   int depth = 0;
   for (int t = 0; t < program.terms; ++t) {
     const auto term = static_cast<size_t>(t);
-    stack[depth++] = terms + program.rows[term] * stride;
+    stack[depth] = as_float(terms + program.rows[term] * stride, n, sums[depth]);
+    ++depth;
     for (int joins = program.joins[term]; joins > 0; --joins) {
       --depth;
       if (t + 1 == program.terms && depth == 1) return join(n, stack[0], stack[1], out);
@@ -73,20 +84,32 @@ void SumProgram::add_term(int64_t row, int joins_after) {
 
 void tree_sum(const Stream& stream, const SumProgram& program, const Tensor& terms, const Tensor& out) {
   constexpr auto kOp = "tree_sum";
-  expect_float(kOp, "out", out, 1);
-  INVAR_CHECK(terms.dims() == 2, "{}: terms is {}, expected f32 of 2 dims", kOp, terms.describe());
-  const int64_t n = out.dim(0);
-  expect(kOp, "terms", terms, DType::kF32, {terms.dim(0), n});
-  const int depth = checked_depth(program, terms.dim(0));
+  if (terms.dims() == 2 && out.dims() == 1) {
+    return tree_sum(stream, program, terms.view({1, terms.dim(0), terms.dim(1)}), out.view({1, out.dim(0)}));
+  }
+  expect_float(kOp, "out", out, 2);
+  expect_float(kOp, "terms", terms, 3);
+  const int64_t rows = terms.dim(1), n = terms.dim(2);
+  expect(kOp, "out", out, out.dtype(), {terms.dim(0), n});
+  const int depth = checked_depth(program, rows);
   if (!has_work(kOp, stream, {&terms, &out})) return;
   if (on_cuda(stream)) return cuda::tree_sum(stream, program, depth, terms, out);
-  visit_float(kOp, out.dtype(), [&]<class Out>(std::type_identity<Out>) {
-    const auto* from = terms.data<float>();
-    auto* to = out.data<Out>();
-    cpu::parallel_for(stream.threads(), n, program.terms, [&](Range range) {
-      int64_t i = range.begin;
-      for (; i + kBlock <= range.end; i += kBlock) sum_block(program, from + i, n, WholeBlock(), to + i);
-      sum_block(program, from + i, n, range.end - i, to + i);
+  visit_float(kOp, terms.dtype(), [&]<class In>(std::type_identity<In>) {
+    visit_float(kOp, out.dtype(), [&]<class Out>(std::type_identity<Out>) {
+      const auto sum_columns = [&](int64_t t, Range columns) {
+        const auto* from = terms.data<In>() + t * rows * n;
+        auto* to = out.data<Out>() + t * n;
+        int64_t i = columns.begin;
+        for (; i + kBlock <= columns.end; i += kBlock) sum_block(program, from + i, n, WholeBlock(), to + i);
+        sum_block(program, from + i, n, columns.end - i, to + i);
+      };
+      if (terms.dim(0) == 1) {
+        cpu::parallel_for(stream.threads(), n, program.terms, [&](Range columns) { sum_columns(0, columns); });
+      } else {
+        cpu::parallel_for(stream.threads(), terms.dim(0), n * program.terms, [&](Range range) {
+          for (int64_t t = range.begin; t < range.end; ++t) sum_columns(t, {0, n});
+        });
+      }
     });
   });
 }

@@ -21,9 +21,10 @@ struct SumProgram {
   std::array<uint8_t, kMaxTerms> joins{};
 };
 
-// out[i] = the program's sum of terms[row][i], where a join is one addition in fp32. terms f32 (rows, n); out (n), f32
-// or bf16, where the sum is rounded once more; out may be a row of terms. Error{kFault} for a program that needs rows
-// that are not there, joins fewer than two values, or leaves more than one.
+// out[t][i] = the program's sum of terms[t][row][i], where a join is one addition in fp32. terms (T, rows, n), f32 or
+// bf16; out (T, n), f32 or bf16, where the sum is rounded once more. Or without T: terms (rows, n) and out (n), which
+// may be a row of terms. Error{kFault} for a program that needs rows that are not there, joins fewer than two values,
+// or leaves more than one.
 void tree_sum(const Stream& stream, const SumProgram& program, const Tensor& terms, const Tensor& out);
 
 }  // namespace invar::ops

@@ -90,7 +90,14 @@ LeafProgram leaf_program(int64_t leaves, Range run, LeafKind kind) {
   return program;
 }
 
-TreePlan::TreePlan(int64_t leaves, std::span<const Range> runs) {
+ops::SumProgram node_program(int64_t leaves, Range node, int64_t first) {
+  ops::SumProgram program;
+  NodeStack stack(leaves);
+  for (int64_t leaf = node.begin; leaf < node.end; ++leaf) program.add_term(leaf - first, stack.push({leaf, leaf + 1}));
+  return program;
+}
+
+TreePlan::TreePlan(int64_t leaves, std::span<const Range> runs) : leaves_(leaves) {
   INVAR_CHECK(leaves >= 1, "a sum of {} leaves", leaves);
   int64_t end = 0;
   size_t rounds = 0;

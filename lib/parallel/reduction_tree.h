@@ -59,6 +59,9 @@ struct LeafProgram {
 };
 LeafProgram leaf_program(int64_t leaves, Range run, LeafKind kind);
 
+// A node as a sum of its leaves, of which leaf `first` lies in row 0, the next one in row 1, ...
+ops::SumProgram node_program(int64_t leaves, Range node, int64_t first);
+
 // Who has which nodes of a sum, and how the root comes of them. Every rank computes it for itself. runs[r]: the leaves
 // of rank r. Error{kFault} if they are not [0, leaves) cut in ascending order (runs may be empty).
 class TreePlan {
@@ -66,6 +69,7 @@ class TreePlan {
   TreePlan(int64_t leaves, std::span<const Range> runs);
 
   int ranks() const { return static_cast<int>(nodes_.size()); }
+  int64_t leaves() const { return leaves_; }
   // Nodes of a rank, in the order of its buffers.
   const std::vector<Range>& nodes(int rank) const { return nodes_[static_cast<size_t>(rank)]; }
   int64_t total_nodes() const { return program_.terms; }
@@ -78,6 +82,7 @@ class TreePlan {
   const ops::SumProgram& program() const { return program_; }
 
  private:
+  int64_t leaves_;
   std::vector<std::vector<Range>> nodes_;
   std::vector<int64_t> round_begins_;
   ops::SumProgram program_;

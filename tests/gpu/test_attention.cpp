@@ -298,6 +298,27 @@ TEST_CASE("bits are the same again, and for a sample or a group alone") {
   }
 }
 
+TEST_CASE("groups that see the same keys and values have the bits of groups with copies of them") {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t head_dim : {64, 128, 256, 512}) {
+      const AttentionShape shape{2, 140, 3, 2, head_dim, 50};
+      for (const AttentionBackend* backend : ops::cuda::attention_backends()) {
+        AttentionCase copied(shape, dtype, 1, kAligned);
+        AttentionCase shared(shape, dtype, 1, kAligned);
+        const AttentionOperands same = shared.on_first_keys();
+        CHECK(backend->refusal(same.params, same.q, same.k) == backend->refusal(copied.params, copied.q, copied.k));
+        if (!backend->refusal(same.params, same.q, same.k).empty()) continue;
+        INFO(backend->name() << " " << describe(shape, dtype, false));
+        const AttentionResult apart = run_on_gpu(*backend, copied, copied);
+        copied.repeat_first_keys();
+        const AttentionResult result = run_on_gpu(*backend, shared, same);
+        CHECK(same_bits(run_on_gpu(*backend, copied, copied), result));
+        CHECK_FALSE(same_bits(apart, result));
+      }
+    }
+  }
+}
+
 TEST_CASE("scores of any size and sign neither overflow nor vanish") {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const float scale : {-40.0f, 0.0f, 40.0f, 1000.0f}) {

@@ -32,6 +32,19 @@ TEST_CASE("tree_sum on the GPU gives the CPU's bits") {
   CHECK(device_out.host().same_bits(out));
 }
 
+TEST_CASE("tree_sum on the GPU of rows for each of several gives the CPU's bits") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16), out_dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(1, 6, 8, 1000);
+  const int depth = GENERATE(1, 4, 7);
+  const int rows = depth + 2;
+  const HostTensor from = random_tensor(dtype, {37, rows, n}, 1);
+  HostTensor out(out_dtype, {37, n});
+  const DeviceTensor device_from(from), device_out(out);
+  tree_sum(kCpu, program_of(rows, depth), from, out);
+  tree_sum(gpu(), program_of(rows, depth), device_from, device_out);
+  CHECK(device_out.host().same_bits(out));
+}
+
 TEST_CASE("tree_sum on the GPU of one term, and into a row of the terms") {
   const int64_t n = GENERATE(8, 1001);
   const HostTensor from = random_tensor(DType::kF32, {3, n}, 1);

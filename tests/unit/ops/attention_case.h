@@ -51,6 +51,13 @@ struct AttentionOperands {
     }
     return part;
   }
+  // All groups see the keys and values of the first one.
+  AttentionOperands on_first_keys() const {
+    AttentionOperands part = *this;
+    part.k.group_stride = 0;
+    part.v.group_stride = 0;
+    return part;
+  }
   // Tokens [begin, end) as a sample of one document.
   AttentionOperands alone(int64_t begin, int64_t end) const {
     AttentionOperands part = *this;
@@ -111,6 +118,15 @@ class AttentionCase : public AttentionOperands {
   static void write(const ops::HeadView& view, const std::vector<double>& values) {
     size_t next = 0;
     for_each_element(view, [&](int64_t index) { set_element(view.buffer, index, values[next++]); });
+  }
+
+  // Gives all groups the keys and values of the first one.
+  void repeat_first_keys() const {
+    for (const ops::HeadView* view : {&k, &v}) {
+      ops::HeadView first = *view;
+      first.group_stride = 0;
+      write(*view, read(first));
+    }
   }
 
   // Nothing was written beyond the heads of the gradients.

@@ -183,6 +183,17 @@ TEST_CASE("a sample, a group or a query head alone has the bits that it has in a
   }
 }
 
+TEST_CASE("groups that see the same keys and values have the bits of groups with copies of them") {
+  const AttentionShape shape{2, 130, 3, 2, 20, 50};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    AttentionCase copied(shape, dtype);
+    AttentionCase shared(shape, dtype);
+    CHECK_FALSE(same_bits(run_attention(tiled(), copied), run_attention(tiled(), shared.on_first_keys())));
+    copied.repeat_first_keys();
+    CHECK(same_bits(run_attention(tiled(), copied, 2), run_attention(tiled(), shared.on_first_keys(), 2)));
+  }
+}
+
 TEST_CASE("nothing crosses from one sample into another") {
   const AttentionShape shape{3, 101, 1, 2, 16};
   AttentionCase clean(shape, DType::kF32), poisoned(shape, DType::kF32);
@@ -359,6 +370,17 @@ TEST_CASE("wrong operands are faults on the CPU too") {
   o = c;
   o.v.offset += 2 * AttentionCase::kUnused;
   CHECK(contains(forward(o), "attention_forward: heads of v end past the row"));
+  for (ops::HeadView AttentionOperands::*written : {&AttentionOperands::d_k, &AttentionOperands::d_v}) {
+    o = c.on_first_keys();
+    CHECK(forward(o).empty());
+    (o.*written).group_stride = 0;
+    HostTensor delta(DType::kF32, {8, 4});
+    const std::string message = message_of(ErrorKind::kFault, [&] {
+      tiled().backward(Stream(DeviceType::kCpu), o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k,
+                       o.d_v);
+    });
+    CHECK(contains(message, "groups of d_"));
+  }
   o = c;
   o.params.window = -1;
   CHECK(contains(forward(o), "the window is -1"));

@@ -69,6 +69,25 @@ TEST_CASE("tree_sum of one term copies it, and out may be a term's row") {
   }
 }
 
+TEST_CASE("tree_sum of rows for each of several, in f32 and bf16, is that of each alone") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16), out_dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t n = GENERATE(1, 64, 200);
+  constexpr int64_t kOuter = 130, kRows = 5;
+  const HostTensor terms = random_tensor(dtype, {kOuter, kRows, n}, 1);
+  HostTensor out(out_dtype, {kOuter, n});
+  for (const Stream& stream : {kCpu, kTwoThreads}) {
+    tree_sum(stream, program_of({{3, 0}, {0, 1}, {4, 0}, {1, 1}, {2, 2}}), terms, out);
+    for (int64_t t = 0; t < kOuter; ++t) {
+      for (int64_t i = 0; i < n; ++i) {
+        const auto term = [&](int64_t row) { return f32(terms[static_cast<size_t>((t * kRows + row) * n + i)]); };
+        const float sum = (term(3) + term(0)) + ((term(4) + term(1)) + term(2));
+        const float rounded = out_dtype == DType::kF32 ? sum : static_cast<float>(BF16(sum));
+        REQUIRE(f32(out[static_cast<size_t>(t * n + i)]) == rounded);
+      }
+    }
+  }
+}
+
 TEST_CASE("tree_sum keeps zeros, infinities and subnormal values as IEEE has them") {
   const double inf = std::numeric_limits<double>::infinity();
   const HostTensor terms(DType::kF32, {2, 6},
@@ -85,17 +104,18 @@ TEST_CASE("tree_sum keeps zeros, infinities and subnormal values as IEEE has the
 }
 
 TEST_CASE("tree_sum on meta, and of wrong programs and operands") {
-  const HostTensor terms(DType::kF32, {2, 4}), bf16_terms(DType::kBF16, {2, 4}), out(DType::kF32, {4}),
+  const HostTensor terms(DType::kF32, {2, 4}), int_terms(DType::kI32, {2, 4}), out(DType::kF32, {4}),
       shorter(DType::kF32, {3}), ints(DType::kI32, {4});
   const SumProgram sum = program_of({{0, 0}, {1, 1}});
   tree_sum(kMeta, sum, terms.on(DeviceType::kMeta), out.on(DeviceType::kMeta));
   const auto refused = [&](const SumProgram& program, const Tensor& x, const Tensor& y) {
     return message_of(ErrorKind::kFault, [&] { tree_sum(kCpu, program, x, y); });
   };
-  CHECK(contains(refused(sum, bf16_terms, out), "terms is bf16 (2, 4), expected f32 (2, 4)"));
-  CHECK(contains(refused(sum, terms, shorter), "terms is f32 (2, 4), expected f32 (2, 3)"));
-  CHECK(contains(refused(sum, out, out), "terms is f32 (4), expected f32 of 2 dims"));
-  CHECK(contains(refused(sum, terms, ints), "out is i32 (4), expected f32 or bf16 of 1 dims"));
+  CHECK(contains(refused(sum, terms, shorter), "out is f32 (1, 3), expected f32 (1, 4)"));
+  CHECK(contains(refused(sum, out, out), "out is f32 (4), expected f32 or bf16 of 2 dims"));
+  CHECK(contains(refused(sum, terms, ints), "out is i32 (1, 4), expected f32 or bf16 of 2 dims"));
+  CHECK(contains(refused(sum, int_terms, out), "terms is i32 (1, 2, 4), expected f32 or bf16 of 3 dims"));
+  CHECK(contains(refused(sum, terms, out.tensor().view({2, 2})), "terms is f32 (2, 4), expected f32 or bf16 of 3 dims"));
   CHECK(contains(refused(program_of({{0, 0}, {2, 1}}), terms, out), "term 1 is row 2 of 2"));
   CHECK(contains(refused(program_of({{0, 1}, {1, 0}}), terms, out), "1 joins after term 0"));
   CHECK(contains(refused(program_of({{0, 0}, {1, 0}}), terms, out), "2 values remain of 2 terms"));

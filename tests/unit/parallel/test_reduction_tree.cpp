@@ -69,6 +69,23 @@ Nodes run_program(const Nodes& all, const LeafProgram& program) {
   return buffers;
 }
 
+// What is left on the stack after the program, of leaves that lie in rows from `first` on.
+Range run_program(const Nodes& all, const ops::SumProgram& program, int64_t first) {
+  Nodes stack;
+  for (size_t term = 0; term < static_cast<size_t>(program.terms); ++term) {
+    const int64_t leaf = first + program.rows[term];
+    stack.push_back({leaf, leaf + 1});
+    for (int join = 0; join < program.joins[term]; ++join) {
+      REQUIRE(stack.size() >= 2);
+      const Range right = stack.back();
+      stack.pop_back();
+      stack.back() = joined(all, stack.back(), right);
+    }
+  }
+  REQUIRE(stack.size() == 1);
+  return stack.front();
+}
+
 int buffers_of(int64_t leaves, LeafKind kind) {
   return leaf_program(leaves, {0, leaves}, kind).buffers;
 }
@@ -110,6 +127,9 @@ TEST_CASE("every run of up to 40 leaves: one leaf after another gives the cover,
       for (int64_t end = begin; end <= leaves; ++end) {
         const Nodes nodes = cover(leaves, {begin, end});
         REQUIRE(nodes == largest_nodes(all, {begin, end}));
+        for (const Range& node : nodes) {
+          REQUIRE(run_program(all, node_program(leaves, node, begin), begin) == node);
+        }
         for (const LeafKind kind : {LeafKind::kAddable, LeafKind::kOwnBuffer}) {
           const LeafProgram program = leaf_program(leaves, {begin, end}, kind);
           REQUIRE(program.nodes == nodes);
