@@ -169,22 +169,30 @@ void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
   });
 }
 
-void row_squares(const Stream& stream, const Tensor& x, const Tensor& out) {
+void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock> blocks, const Tensor& out) {
   constexpr auto kOp = "row_squares";
-  INVAR_CHECK(x.dims() == 2, "{}: x is {}, expected f32 of 2 dims", kOp, x.describe());
-  const int64_t rows = x.dim(0);
-  const int64_t columns = x.dim(1);
-  expect(kOp, "x", x, DType::kF32, {rows, columns});
+  INVAR_CHECK(x.dims() == 1, "{}: x is {}, expected f32 of 1 dim", kOp, x.describe());
+  const int64_t n = x.dim(0);
+  expect(kOp, "x", x, DType::kF32, {n});
+  int64_t rows = 0;
+  for (const RowBlock& block : blocks) {
+    INVAR_CHECK(block.begin >= 0 && block.rows >= 0 && block.columns >= 0 && block.end() <= n,
+                "{}: {} rows of {} from element {} of {}", kOp, block.rows, block.columns, block.begin, n);
+    rows += block.rows;
+  }
   expect(kOp, "out", out, DType::kF64, {rows});
   if (!has_work(kOp, stream, {&x, &out})) return;
-  if (on_cuda(stream)) return cuda::row_squares(stream, x, out);
-  const auto* elements = x.data<float>();
+  if (on_cuda(stream)) return cuda::row_squares(stream, x, blocks, out);
   auto* sums = out.data<double>();
-  cpu::parallel_for(stream.threads(), rows, columns, [=](Range range) {
-    for (int64_t row = range.begin; row < range.end; ++row) {
-      sums[row] = block_sum(1, columns, squares_of(elements + row * columns));
-    }
-  });
+  for (const RowBlock& block : blocks) {
+    const auto* elements = x.data<float>() + block.begin;
+    cpu::parallel_for(stream.threads(), block.rows, block.columns, [=](Range range) {
+      for (int64_t row = range.begin; row < range.end; ++row) {
+        sums[row] = block_sum(1, block.columns, squares_of(elements + row * block.columns));
+      }
+    });
+    sums += block.rows;
+  }
 }
 
 void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {

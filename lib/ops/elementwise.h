@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "core/exact_sum.h"
 #include "device/stream.h"
 #include "ops/head_view.h"
@@ -27,9 +29,17 @@ inline constexpr int64_t kSumBlock = 16384;
 void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total);
 // total += Σ x
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
-// out[r] = Σ x² over row r, in fp64 and in an order that depends on the number of columns alone, on the CPU that of a
-// sum above. x f32 (rows, columns), out f64 (rows), written.
-void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
+// Neighbouring rows of a flat tensor, from one element on.
+struct RowBlock {
+  int64_t begin = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+
+  int64_t end() const { return begin + rows * columns; }
+};
+// out[r] = Σ x² over row r, counted through the blocks in turn, in fp64 and in an order that depends on the row's
+// number of columns alone, on the CPU that of a sum above. x f32 (n), out f64 (all rows), written.
+void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock> blocks, const Tensor& out);
 
 // digits i64 (ExactSum::kDigits) = digits of the exact sum of x, f64 (n): the same number on every device, though not
 // always by the same digits.

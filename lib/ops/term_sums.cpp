@@ -31,7 +31,7 @@ void add_columns(const TermTable::Vector& vector, const int64_t* rows, const flo
     sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, sums);
     rows += vector.rows_per_sample;
     float* to = at(place.buffer);
-    if (place.begins) std::fill_n(to, n, 0.0f);
+    if (place.clears) std::fill_n(to, n, 0.0f);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) to[i] += sums[i];
     for (int join = 1; join <= place.joins; ++join) {

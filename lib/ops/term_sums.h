@@ -7,11 +7,11 @@
 
 namespace invar::ops {
 
-// Where a sample's gradient goes: it is added to the sum in `buffer`, which is zero before if it begins; then `joins`
-// times the buffer is added to the one below.
+// Where a sample's gradient goes: it is added to the sum in `buffer`, which is made zero before if it clears; then
+// `joins` times the buffer is added to the one below.
 struct SamplePlace {
   int buffer = 0;
-  bool begins = false;
+  bool clears = false;
   int joins = 0;
 };
 

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "device/device.h"
-#include "ops/elementwise.h"
 
 namespace invar {
 
@@ -44,8 +43,8 @@ double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const s
   return std::sqrt(all_reduce_value(world, total, ReduceOp::kSum));
 }
 
-std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership) {
-  std::vector<CountedRows> counted;
+std::vector<ops::RowBlock> counted_rows(const ParameterTable& table, const RowOwnership& ownership) {
+  std::vector<ops::RowBlock> counted;
   for (const RowOwnership::Piece& piece : ownership.pieces()) {
     const Weight& weight = table.weight(piece.weight);
     std::vector<Range> held;
@@ -60,25 +59,21 @@ std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwne
     std::ranges::sort(held, {}, &Range::begin);
     const size_t first = counted.size();
     for (const Range& rows : held) {  // neighbours in one go
-      if (counted.size() > first && counted.back().elements.end == rows.begin) {
-        counted.back().elements.end = rows.end;
+      const int64_t count = rows.size() / weight.cols;
+      if (counted.size() > first && counted.back().end() == rows.begin) {
+        counted.back().rows += count;
       } else {
-        counted.push_back({rows, weight.cols});
+        counted.push_back({rows.begin, count, weight.cols});
       }
     }
   }
   return counted;
 }
 
-double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<CountedRows>& counted,
+double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<ops::RowBlock>& counted,
                      Communicator& world, const RowSquares& scratch) {
-  int64_t rows = 0;
-  for (const CountedRows& own : counted) {
-    const Tensor x = flat_gradients.rows(own.elements.begin, own.elements.end).view({own.rows(), own.columns});
-    ops::row_squares(stream, x, scratch.squares.rows(rows, rows + own.rows()));
-    rows += own.rows();
-  }
-  ops::exact_sum(stream, scratch.squares.rows(0, rows), scratch.digits);
+  ops::row_squares(stream, flat_gradients, counted, scratch.squares);
+  ops::exact_sum(stream, scratch.squares, scratch.digits);
   if (scratch.digits.is_meta()) return 0;
   std::array<int64_t, ExactSum::kDigits> digits;
   copy_across(stream, scratch.digits, Tensor(digits.data(), DType::kI64, DeviceType::kCpu, {ExactSum::kDigits}));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/elementwise.h"
 #include "parallel/gradient_sync.h"
 
 namespace invar {
@@ -13,18 +14,14 @@ std::vector<Range> counted_ranges(const ParameterTable& table, const RowOwnershi
 double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<Range>& counted,
                      Communicator& world, const Tensor& squares);
 
-// The same in fixed order: the exact sum of the squares of each row, which no layout cuts.
-struct CountedRows {
-  Range elements;  // of the flat gradients
-  int64_t columns;
-  int64_t rows() const { return elements.size() / columns; }
-};
+// The same in fixed order: the exact sum of the squares of each row, which no layout cuts. Counted are rows of the flat
+// gradients.
 struct RowSquares {  // scratch
   Tensor squares;    // f64 (rows of all counted)
   Tensor digits;     // i64 (ExactSum::kDigits)
 };
-std::vector<CountedRows> counted_rows(const ParameterTable& table, const RowOwnership& ownership);
-double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<CountedRows>& counted,
+std::vector<ops::RowBlock> counted_rows(const ParameterTable& table, const RowOwnership& ownership);
+double gradient_norm(const Stream& stream, const Tensor& flat_gradients, const std::vector<ops::RowBlock>& counted,
                      Communicator& world, const RowSquares& scratch);
 
 // min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0.

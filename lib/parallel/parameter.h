@@ -130,6 +130,8 @@ class ParameterTable {
   Tensor gradients(int buffer, Range elements) const {
     return gradient_buffers_[static_cast<size_t>(buffer)].rows(elements.begin, elements.end);
   }
+  // With the second terms.
+  const Tensor& gradients(int buffer) const { return gradient_buffers_[static_cast<size_t>(buffer)]; }
   // Of a weight, in its shape.
   Tensor gradient(const WeightUse& use, int buffer) const;
 

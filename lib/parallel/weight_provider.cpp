@@ -30,7 +30,7 @@ void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Ran
     const Range part = intersect(tokens, whole);
     const WorkerOrder::Place& place = samples_->order.of(samples_->first + sample);
     const Tensor into = table_.gradient(use, place.buffer);
-    if (place.begins && part.begin == whole.begin) ops::zero(stream, into);
+    if (place.clears && part.begin == whole.begin) ops::zero(stream, into);
     add(part, into);
     if (place.joins == 0 || part.end < whole.end) continue;
     std::vector<Tensor> buffers;

@@ -1,5 +1,7 @@
 #include "parallel/worker_order.h"
 
+#include <algorithm>
+
 #include "config/contract.h"
 #include "core/error.h"
 
@@ -32,11 +34,13 @@ WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> 
     : plan_(workers, deal_workers(workers, batch, samples)),
       program_(leaf_program(workers, workers_within(samples[static_cast<size_t>(data_rank)], workers, batch),
                             LeafKind::kOwnBuffer)) {
+  int used = 0;  // buffers
   for (const LeafProgram::Step& step : program_.steps) {
     const int64_t own = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
     for (int64_t sample = 0; sample < own; ++sample) {
-      places_.push_back({step.buffer, sample == 0, sample + 1 == own ? step.joins : 0});
+      places_.push_back({step.buffer, sample == 0 && step.buffer < used, sample + 1 == own ? step.joins : 0});
     }
+    used = std::max(used, step.buffer + 1);
   }
 }
 

@@ -17,7 +17,8 @@ class WorkerOrder {
   // samples: of each data rank, one after another. Error{kConfig} if one's do not begin where a worker's do.
   WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
 
-  using Place = ops::SamplePlace;  // begins: with a worker
+  // Buffers are zero when a step begins; a worker clears one that has been used before.
+  using Place = ops::SamplePlace;
   // sample: counted from this rank's first one of the step.
   const Place& of(int64_t sample) const { return places_[static_cast<size_t>(sample)]; }
   std::span<const Place> of(Range samples) const {

@@ -123,7 +123,7 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
   if (order_) {
     counted_rows_ = counted_rows(model_.parameters(), ownership_);
     int64_t rows = 0;
-    for (const CountedRows& counted : counted_rows_) rows += counted.rows();
+    for (const ops::RowBlock& counted : counted_rows_) rows += counted.rows;
     row_squares_.squares = constants_.allocate("sums of squares", DType::kF64, {rows});
     row_squares_.digits = constants_.allocate("digits of their sum", DType::kI64, {ExactSum::kDigits});
   } else {
@@ -154,7 +154,8 @@ MicroBatch TrainState::to_device(const Batch& batch) {
 }
 
 void TrainState::zero_gradients() {
-  if (!order_) ops::zero(stream_, model_.parameters().flat_gradients());  // else each worker's sum begins at zero
+  const ParameterTable& table = model_.parameters();
+  for (int buffer = 0; buffer < table.gradient_buffers(); ++buffer) ops::zero(stream_, table.gradients(buffer));
 }
 
 // Where the losses of its samples go.

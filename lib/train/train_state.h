@@ -105,7 +105,7 @@ class TrainState {
   GradientSync sync_;
   AdamW optimizer_;
   std::vector<Range> counted_;             // of the flat gradients, in their norm
-  std::vector<CountedRows> counted_rows_;  // the same, in fixed order
+  std::vector<ops::RowBlock> counted_rows_;  // the same, in fixed order
   Tensor loss_sums_;                       // f64 (samples of this rank in a step)
   int64_t samples_ = 0;                    // of them that have one
   Tensor squares_;                         // f64 (1): of the gradients

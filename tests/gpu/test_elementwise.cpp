@@ -108,28 +108,52 @@ TEST_CASE("sums on the GPU are fp64, and their bits depend on the size alone") {
   CHECK(total_after(sum, gpu(), from_second(device_moved, {n}), 3.0) == total);
 }
 
-TEST_CASE("row_squares on the GPU: the bits of a row depend on its elements alone") {
-  const int64_t columns = GENERATE(1, 7, 4096, 4099, (1 << 18) + 5), rows = GENERATE(1, 5);
-  const HostTensor x = random_tensor(DType::kF32, {rows, columns}, 1, 1.0, 0.25);
-  const DeviceTensor device(x);
-  const auto run = [&](const Stream& stream, const Tensor& part) {
-    Values out(static_cast<size_t>(part.dim(0)), -1.0);
-    if (stream.device() == DeviceType::kCpu) {
-      row_squares(stream, part, view_of(out));
-      return out;
-    }
-    const DeviceTensor sums(view_of(out));
-    row_squares(stream, part, sums);
-    copy_across(stream, sums, view_of(out));
+Values row_squares_of(const Stream& stream, const Tensor& x, const std::vector<RowBlock>& blocks) {
+  int64_t rows = 0;
+  for (const RowBlock& block : blocks) rows += block.rows;
+  Values out(static_cast<size_t>(rows), -1.0);
+  if (stream.device() == DeviceType::kCpu) {
+    row_squares(stream, x, blocks, view_of(out));
     return out;
-  };
-  const Values sums = run(gpu(), device), expected = run(kCpu, x);
+  }
+  const DeviceTensor sums(view_of(out));
+  row_squares(stream, x, blocks, sums);
+  copy_across(stream, sums, view_of(out));
+  return out;
+}
+
+TEST_CASE("row_squares on the GPU: the bits of a row depend on its elements alone") {
+  const int64_t columns = GENERATE(1, 7, 1024, 4096, 4099, (1 << 18) + 5), rows = GENERATE(1, 5);
+  const int64_t first = GENERATE(0, 3);  // which moves the rows off their alignment
+  const HostTensor x = random_tensor(DType::kF32, {first + rows * columns}, 1, 1.0, 0.25);
+  const DeviceTensor device(x);
+  const Values sums = row_squares_of(gpu(), device, {{first, rows, columns}}),
+               expected = row_squares_of(kCpu, x, {{first, rows, columns}});
   for (int64_t row = 0; row < rows; ++row) {
     const auto i = static_cast<size_t>(row);
     CHECK(sums[i] == Approx(expected[i]).epsilon(1e-13));
-    CHECK(run(gpu(), device.tensor().rows(row, row + 1))[0] == sums[i]);
+    const DeviceTensor alone(HostTensor(DType::kF32, {columns}, [&] {
+      const Values all = x.values();
+      return Values(all.begin() + first + row * columns, all.begin() + first + (row + 1) * columns);
+    }()));
+    CHECK(row_squares_of(gpu(), alone, {{0, 1, columns}})[0] == sums[i]);
   }
-  CHECK(run(gpu(), DeviceTensor(HostTensor(DType::kF32, {2, 0}))) == Values(2, 0.0));
+  CHECK(row_squares_of(gpu(), device, {{0, 2, 0}}) == Values(2, 0.0));
+}
+
+TEST_CASE("row_squares on the GPU of more blocks than a launch takes, long rows among them") {
+  std::vector<RowBlock> blocks;
+  int64_t n = 0;
+  for (int64_t i = 0; i < 400; ++i) {
+    const int64_t columns = i % 90 == 89 ? 4097 + i : 1 + i * 37 % 300;
+    blocks.push_back({n, i % 4, columns});
+    n = blocks.back().end() + i % 3;
+  }
+  const HostTensor x = random_tensor(DType::kF32, {n}, 1);
+  const DeviceTensor device(x);
+  const Values sums = row_squares_of(gpu(), device, blocks), expected = row_squares_of(kCpu, x, blocks);
+  REQUIRE(sums.size() == 600);
+  for (size_t row = 0; row < sums.size(); ++row) CHECK(sums[row] == Approx(expected[row]).epsilon(1e-13));
 }
 
 TEST_CASE("exact_sum on the GPU is the same number") {

@@ -126,11 +126,11 @@ class Call {
     if (unproved) proofs.prove(spec_, pointers, memory);
     if (backward_) transpose_batch(stream_, lse_.data<float>(), stats_, samples, length, heads);
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
-      if (is_packed(operand) && !spec_.is_output(operand)) copy_heads(stream_, views_[operand], given_[operand]);
+      if (is_packed(operand) && !spec_.is_output(operand)) cuda::copy_heads(stream_, views_[operand], given_[operand]);
     }
     plans_.execute(spec_, pointers, memory);
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
-      if (is_packed(operand) && spec_.is_output(operand)) copy_heads(stream_, given_[operand], views_[operand]);
+      if (is_packed(operand) && spec_.is_output(operand)) cuda::copy_heads(stream_, given_[operand], views_[operand]);
     }
     if (!backward_) transpose_batch(stream_, stats_, lse_.data<float>(), samples, heads, length);
   }

@@ -164,24 +164,54 @@ __device__ Pack<float, 4> load_quad(const float* x, int64_t i, int64_t n) {
   return quad;
 }
 
-// parts[row][part] = the sum of a part of the quads of row blockIdx.x; a thread has a chain for each of the four
-// columns of its quads.
+// The block's sum of one of `parts` parts of the quads of x; a thread has a chain for each of the four columns of its
+// quads. Thread 0 has the result.
 template <bool kAligned, class Accumulate>
-__global__ void __launch_bounds__(kSumThreads)
-    sum_parts_kernel(const float* x, int64_t n, Accumulate accumulate, double* parts) {
+__device__ double sum_of_part(const float* x, int64_t n, int64_t part, int64_t parts, Accumulate accumulate) {
   __shared__ double scratch[kSumThreads / 32];
-  x += blockIdx.x * n;
   double sums[4] = {};
   const int64_t quads = (n + 3) / 4;
-  const int64_t stride = static_cast<int64_t>(gridDim.y) * kSumThreads;
 #pragma unroll 4
-  for (int64_t i = static_cast<int64_t>(blockIdx.y) * kSumThreads + threadIdx.x; i < quads; i += stride) {
+  for (int64_t i = part * kSumThreads + threadIdx.x; i < quads; i += parts * kSumThreads) {
     const Pack<float, 4> quad = load_quad<kAligned>(x, i, n);
 #pragma unroll
     for (int k = 0; k < 4; ++k) sums[k] = accumulate(quad[k], sums[k]);
   }
-  const double total = row_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), scratch);
+  return row_sum((sums[0] + sums[1]) + (sums[2] + sums[3]), scratch);
+}
+
+// parts[row][part], of row blockIdx.x
+template <bool kAligned, class Accumulate>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_parts_kernel(const float* x, int64_t n, Accumulate accumulate, double* parts) {
+  const double total = sum_of_part<kAligned>(x + blockIdx.x * n, n, blockIdx.y, gridDim.y, accumulate);
   if (threadIdx.x == 0) parts[static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y] = total;
+}
+
+// Blocks of rows of one part each, as many as a kernel takes by value.
+struct ShortRows {
+  static constexpr int kMost = 160;
+  const float* x;
+  int count;
+  unsigned rows;  // in all
+  int64_t begin[kMost];
+  unsigned first[kMost];  // the block's first row among all
+  int columns[kMost];
+};
+
+__global__ void __launch_bounds__(kSumThreads)
+    row_squares_kernel(const __grid_constant__ ShortRows blocks, double* out) {
+  int low = 0;
+  for (int high = blocks.count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    (blocks.first[middle] <= blockIdx.x ? low : high) = middle;
+  }
+  const int columns = blocks.columns[low];
+  const float* row = blocks.x + blocks.begin[low] + static_cast<int64_t>(blockIdx.x - blocks.first[low]) * columns;
+  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;  // the same for all threads
+  const double total =
+      aligned ? sum_of_part<true>(row, columns, 0, 1, Square{}) : sum_of_part<false>(row, columns, 0, 1, Square{});
+  if (threadIdx.x == 0) out[blockIdx.x] = total;
 }
 
 __global__ void __launch_bounds__(kSumThreads)
@@ -334,8 +364,34 @@ void add_sum(const Stream& stream, const Tensor& x, const Tensor& total) {
   add_total(stream, "add_sum", x, Itself{}, total);
 }
 
-void row_squares(const Stream& stream, const Tensor& x, const Tensor& out) {
-  sum_rows(stream, "row_squares", x.data<float>(), x.dim(0), x.dim(1), Square{}, false, out.data<double>());
+void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock> blocks, const Tensor& out) {
+  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1;
+  ShortRows next{x.data<float>(), 0, 0, {}, {}, {}};
+  auto* sums = out.data<double>();  // of the rows of `next`
+  const auto flush = [&] {
+    if (next.rows > 0) {
+      row_squares_kernel<<<next.rows, kSumThreads, 0, cuda_handle(stream)>>>(next, sums);
+      check_launch("row_squares");
+    }
+    sums += next.rows;
+    next.count = 0;
+    next.rows = 0;
+  };
+  for (const RowBlock& block : blocks) {
+    const bool is_short = sum_parts(block.columns) <= 1;
+    if (!is_short || next.count == ShortRows::kMost || next.rows + block.rows > kMostRows) flush();
+    if (!is_short) {
+      sum_rows(stream, "row_squares", next.x + block.begin, block.rows, block.columns, Square{}, false, sums);
+      sums += block.rows;
+      continue;
+    }
+    next.begin[next.count] = block.begin;
+    next.first[next.count] = next.rows;
+    next.columns[next.count] = static_cast<int>(block.columns);
+    ++next.count;
+    next.rows += static_cast<unsigned>(block.rows);
+  }
+  flush();
 }
 
 void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits) {

@@ -5,6 +5,7 @@
 #include "core/range.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gated_activation.h"
 #include "ops/matmul.h"
@@ -27,7 +28,7 @@ void maximum(const Stream& stream, const Tensor& a, const Tensor& b, const Tenso
 void scale_by(const Stream& stream, const Tensor& factor, const Tensor& x);
 void add_sum_of_squares(const Stream& stream, const Tensor& x, const Tensor& total);
 void add_sum(const Stream& stream, const Tensor& x, const Tensor& total);
-void row_squares(const Stream& stream, const Tensor& x, const Tensor& out);
+void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock> blocks, const Tensor& out);
 void exact_sum(const Stream& stream, const Tensor& x, const Tensor& digits);
 
 void adamw_update(const Stream& stream, const AdamWParams& params, const Tensor& parameter, const Tensor& gradient,

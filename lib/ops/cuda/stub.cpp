@@ -32,7 +32,7 @@ void add_sum_of_squares(const Stream&, const Tensor&, const Tensor&) {
 void add_sum(const Stream&, const Tensor&, const Tensor&) {
   refuse();
 }
-void row_squares(const Stream&, const Tensor&, const Tensor&) {
+void row_squares(const Stream&, const Tensor&, std::span<const RowBlock>, const Tensor&) {
   refuse();
 }
 void exact_sum(const Stream&, const Tensor&, const Tensor&) {

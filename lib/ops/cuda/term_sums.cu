@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) term_sums_kernel(const __grid_consta
     for (int64_t row = 1; row < vector.rows_per_sample; ++row) sum = __fadd_rn(sum, terms[rows[row]]);
     const SamplePlace place = call.places[sample];
     float* to = call.buffers[place.buffer] + vector.into + element;
-    sum = __fadd_rn(place.begins ? 0.0f : *to, sum);
+    sum = __fadd_rn(place.clears ? 0.0f : *to, sum);
     *to = sum;
     for (int join = 1; join <= place.joins; ++join) {
       float* left = call.buffers[place.buffer - join] + vector.into + element;

@@ -43,7 +43,7 @@ inline TermSumsCase term_sums_case(int64_t samples) {
     const bool ends = sample % 3 == 2;
     const std::vector<ops::SamplePlace> of_worker = {{0, false, 0}, {1, false, 1}, {1, false, 0}, {2, false, 2}};
     ops::SamplePlace place = of_worker[static_cast<size_t>(worker)];
-    place.begins = sample % 3 == 0 && sample != 12;  // one goes on with what is there
+    place.clears = sample % 3 == 0 && sample != 12;  // one goes on with what is there
     if (!ends) place.joins = 0;
     sums.places.push_back(place);
   }

@@ -194,7 +194,8 @@ TEST_CASE("row_squares is each row's sum of squares, in the order of the row's l
   const HostTensor x(DType::kF32, {rows, columns}, values);
   const auto run = [&](int threads, int64_t begin) {
     Values out(static_cast<size_t>(rows - begin), -1.0);
-    row_squares(Stream(DeviceType::kCpu, threads), x.tensor().rows(begin, rows), view_of(out));
+    const std::vector<RowBlock> blocks = {{begin * columns, rows - begin, columns}};
+    row_squares(Stream(DeviceType::kCpu, threads), x.tensor().view({rows * columns}), blocks, view_of(out));
     return out;
   };
   const Values sums = run(1, 0), of_last = run(1, rows - 1);
@@ -207,6 +208,20 @@ TEST_CASE("row_squares is each row's sum of squares, in the order of the row's l
     CHECK(sums[static_cast<size_t>(row)] == sum_of_squares(kCpu, x.tensor().rows(row, row + 1)));
     if (columns == 4096) CHECK(std::accumulate(squares.begin(), squares.end(), 0.0) != sum_in_order(squares));
   }
+}
+
+TEST_CASE("row_squares goes through the blocks in turn, wherever they lie") {
+  const HostTensor x = random_tensor(DType::kF32, {100}, 1);
+  const std::vector<RowBlock> blocks = {{50, 3, 7}, {2, 2, 20}, {71, 4, 1}, {9, 0, 5}, {99, 1, 1}};
+  Values sums(10, -1.0);
+  row_squares(kCpu, x, blocks, view_of(sums));
+  size_t row = 0;
+  for (const RowBlock& block : blocks) {
+    for (int64_t begin = block.begin; begin < block.end(); begin += block.columns) {
+      CHECK(sums[row++] == sum_of_squares(kCpu, x.tensor().rows(begin, begin + block.columns)));
+    }
+  }
+  CHECK(row == sums.size());
 }
 
 TEST_CASE("exact_sum has the digits of ExactSum") {
@@ -239,11 +254,12 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(sum_of_squares(kCpu, none) == 0);
 
   Values no_squares(2, 1.0);
-  row_squares(kCpu, HostTensor(DType::kF32, {2, 0}), view_of(no_squares));
+  const std::vector<RowBlock> empty = {{0, 2, 0}}, two = {{0, 2, 2}}, beyond = {{1, 2, 2}};
+  row_squares(kCpu, none, empty, view_of(no_squares));
   CHECK(no_squares == Values(2, 0.0));
 
   const Tensor meta = x.on(DeviceType::kMeta);
-  row_squares(kMeta, y.on(DeviceType::kMeta), HostTensor(DType::kF64, {2}).on(DeviceType::kMeta));
+  row_squares(kMeta, meta, two, HostTensor(DType::kF64, {2}).on(DeviceType::kMeta));
   zero(kMeta, meta);
   copy(kMeta, meta, meta);
   add(kMeta, meta, meta, meta);
@@ -263,9 +279,11 @@ TEST_CASE("elementwise operations of nothing, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault, [&] { scale_by(kCpu, int_factor, ints); }),
                  "scale_by: no kernel for i32"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { sum(kCpu, ints); }), "sum: x is i32 (4), expected f32"));
-  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, x, x); }), "row_squares: x is f32 (4)"));
-  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, y, x); }),
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, y, two, x); }), "row_squares: x is f32 (2, 2)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, x, two, x); }),
                  "row_squares: out is f32 (4), expected f64 (2)"));
+  CHECK(contains(message_of(ErrorKind::kFault, [&] { row_squares(kCpu, x, beyond, x); }),
+                 "row_squares: 2 rows of 2 from element 1 of 4"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(kMeta, x); }), "on cpu, but the stream is on meta"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { zero(Stream(DeviceType::kCuda), x.on(DeviceType::kCuda)); }),
                  "built without CUDA"));

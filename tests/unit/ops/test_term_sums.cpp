@@ -27,7 +27,7 @@ void add_naively(const TermSumsCase& sums, const Tensor& terms, std::span<const 
           const float term = terms.data<float>()[vector.rows[sample * per_sample + row] + i];
           sum = row == 0 ? term : sum + term;
         }
-        if (place.begins) at(place.buffer) = 0;
+        if (place.clears) at(place.buffer) = 0;
         at(place.buffer) += sum;
         for (int join = 0; join < place.joins; ++join) at(place.buffer - join - 1) += at(place.buffer - join);
       }

@@ -16,9 +16,9 @@ double norm_of(const ParameterTable& table, const RowOwnership& ownership, const
 }
 
 double norm_in_order(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
-  const std::vector<CountedRows> counted = counted_rows(table, ownership);
+  const std::vector<ops::RowBlock> counted = counted_rows(table, ownership);
   int64_t rows = 0;
-  for (const CountedRows& own : counted) rows += own.rows();
+  for (const ops::RowBlock& own : counted) rows += own.rows;
   std::vector<double> squares(static_cast<size_t>(rows));
   std::vector<int64_t> digits(ExactSum::kDigits);
   return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(), counted, *groups.world,

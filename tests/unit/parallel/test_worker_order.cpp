@@ -12,12 +12,12 @@ namespace {
 
 using Places = std::vector<std::vector<int>>;
 
-// {buffer, begins, joins} of each sample of a rank.
+// {buffer, clears, joins} of each sample of a rank.
 Places places_of(const WorkerOrder& order, int64_t samples) {
   Places places;
   for (int64_t sample = 0; sample < samples; ++sample) {
     const WorkerOrder::Place& place = order.of(sample);
-    places.push_back({place.buffer, place.begins ? 1 : 0, place.joins});
+    places.push_back({place.buffer, place.clears ? 1 : 0, place.joins});
   }
   return places;
 }
@@ -26,12 +26,12 @@ constexpr int64_t kElements = 8;
 
 // What a rank's buffers hold after its samples, in the order of its nodes. samples (B, kElements).
 Elements nodes_of(const WorkerOrder& order, Range own, const Elements& samples) {
-  Elements buffers(static_cast<size_t>(order.buffers() * kElements), std::nanf(""));
+  Elements buffers(static_cast<size_t>(order.buffers() * kElements), 0.0f);
   const auto at = [](int64_t row, int64_t i) { return static_cast<size_t>(row * kElements + i); };
   for (int64_t sample = 0; sample < own.size(); ++sample) {
     const WorkerOrder::Place& place = order.of(sample);
     for (int64_t i = 0; i < kElements; ++i) {
-      if (place.begins) buffers[at(place.buffer, i)] = 0;
+      if (place.clears) buffers[at(place.buffer, i)] = 0;
       buffers[at(place.buffer, i)] += samples[at(own.begin + sample, i)];
       for (int join = 0; join < place.joins; ++join) {
         buffers[at(place.buffer - join - 1, i)] += buffers[at(place.buffer - join, i)];
@@ -57,33 +57,33 @@ Elements worker_sums(const Elements& samples, int64_t workers, int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("two samples per worker: which buffer, where a worker begins, what joins") {
+TEST_CASE("two samples per worker: which buffer, whether it has been used, what joins") {
   const WorkerOrder one = test::equal_order(4, 8, 1, 0);
   CHECK(one.buffers() == 3);
   CHECK(places_of(one, 8) ==
-        Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 1, 0}, {2, 0, 2}});
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 0, 0}, {2, 0, 2}});
   CHECK(one.plan().total_nodes() == 1);
   for (const int rank : {0, 1}) {
     const WorkerOrder half = test::equal_order(4, 8, 2, rank);
     CHECK(half.buffers() == 2);
-    CHECK(places_of(half, 4) == Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}});
+    CHECK(places_of(half, 4) == Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}});
     CHECK(half.plan().total_nodes() == 2);
   }
   const WorkerOrder quarter = test::equal_order(4, 8, 4, 2);
   CHECK(quarter.buffers() == 1);
-  CHECK(places_of(quarter, 2) == Places{{0, 1, 0}, {0, 0, 0}});
+  CHECK(places_of(quarter, 2) == Places{{0, 0, 0}, {0, 0, 0}});
 }
 
 TEST_CASE("a batch that workers do not divide: they have two, three and three samples of eight") {
   const WorkerOrder order = test::equal_order(3, 8, 1, 0);
   CHECK(places_of(order, 8) ==
-        Places{{0, 1, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
 }
 
 TEST_CASE("one worker is one sum over all samples") {
   const WorkerOrder order = test::equal_order(1, 3, 1, 0);
   CHECK(order.buffers() == 1);
-  CHECK(places_of(order, 3) == Places{{0, 1, 0}, {0, 0, 0}, {0, 0, 0}});
+  CHECK(places_of(order, 3) == Places{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}});
 }
 
 TEST_CASE("random workers, batches and ranks give the bits of one rank, and of the definition") {
