@@ -25,7 +25,13 @@ void check_mode(const ParityArguments& arguments, int world) {
 void refuse_fixed_keys(const ParityArguments& arguments) {
   for (const std::string& argument : arguments.overrides) {
     const std::string key = argument.substr(0, argument.find('='));
-    if (key.starts_with("numerics.") || key.starts_with("comm.") || key == "device") continue;
+    if (key.starts_with("numerics.") || key == "device") continue;
+    if (key.starts_with("comm.")) {
+      if (!arguments.matrix && arguments.thread_ranks == 0) continue;
+      throw Error(ErrorKind::kConfig,
+                  format("argument {}: ranks are threads here, which move messages in memory", argument),
+                  "remove the argument, or start parity under mpirun");
+    }
     if (key.starts_with("parallel.") || key == "train.micro_batch_size" || key == "train.recompute") {
       if (!arguments.matrix) continue;
       throw Error(ErrorKind::kConfig, format("argument {}: --matrix varies {} itself", argument, key),

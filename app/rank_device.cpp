@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <thread>
 
 #include "app/commands.h"
@@ -41,7 +42,6 @@ NcclOptions nccl_options(const Config& config, MpiSession& session) {
   options.timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
   options.synchronous = config.comm.synchronous;
-  options.share_gpus = config.comm.share_gpus;
   options.on_failure = [&session](const std::string& report) {
     std::fputs(format("rank {}: {}\n", session.world().rank(), report).c_str(), stderr);
     constexpr auto kForTheOthers = std::chrono::seconds(3);  // to say where they are
@@ -87,11 +87,14 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   std::vector<int64_t> ids(static_cast<size_t>(world.size()));
   world.all_gather(Stream(DeviceType::kCpu), view_of(mine), view_of(ids), equal_counts(world.size(), 1));
   RankDevice rank{Stream(DeviceType::kCpu), nullptr};
+  rank.shares_gpus = std::set<int64_t>(ids.begin(), ids.end()).size() < ids.size();
   together(world, [&] {
     if (!config.comm.share_gpus) refuse_shared_gpu(ids, world.rank(), index);
     rank.stream = make_cuda_stream(index, threads);
+    NcclOptions options = nccl_options(config, session);
+    options.share_gpus = rank.shares_gpus;
     rank.world = world.size() == 1 ? make_staged_communicator(borrowed(world))
-                                   : make_nccl_communicator(borrowed(world), nccl_options(config, session));
+                                   : make_nccl_communicator(borrowed(world), options);
   });
   return rank;
 }

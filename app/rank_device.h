@@ -15,10 +15,11 @@ DeviceType choose_device(const Config& config);
 struct RankDevice {
   Stream stream;
   std::shared_ptr<Communicator> world;
+  bool shares_gpus = false;  // some of the ranks have one GPU
 };
 
-// The rank's own GPU, which must be its alone unless comm.share_gpus allows others, or its share of the host's cores. Throws on all ranks or on none, as
-// together() does. Collective over `world`, the ranks of the session that compute.
+// The rank's own GPU, which must be its alone unless comm.share_gpus allows others, or its share of the host's cores.
+// Throws on all ranks or on none, as together() does. Collective over `world`, the ranks of the session that compute.
 RankDevice open_device(const Config& config, MpiSession& session, Communicator& world);
 
 // For one of several ranks that are threads of this process: they share a GPU.

@@ -44,6 +44,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     log.emplace(world.rank(), config.log.dir);
     if (world.rank() == 0) {
       for (const std::string& remark : ranks.remarks()) log->warn(remark);
+      if (device.shares_gpus) log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
     }
     trainer = std::make_unique<Trainer>(config, groups, device.stream, signal, std::move(work));
   });

@@ -15,7 +15,8 @@ struct NcclOptions {
   std::function<void(const std::string& report)> on_failure;
   // Debugging: every collective waits until it is done. The bits are the same.
   bool synchronous = false;
-  // Ranks may have the same GPU. NCCL, which refuses that within a host, takes each rank for a host of its own.
+  // Ranks have the same GPU. NCCL, which refuses that within a host, takes each rank for a host of its own: sets
+  // NCCL_HOSTID in the environment of the process.
   bool share_gpus = false;
 };
 

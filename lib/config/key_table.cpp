@@ -192,8 +192,9 @@ constexpr Key kKeys[] = {
     {"comm", "synchronous", at<&C::comm, &CommConfig::synchronous>,
      "wait for every collective between GPUs: for debugging; the bits are the same"},
     {"comm", "share_gpus", at<&C::comm, &CommConfig::share_gpus>,
-     "a host's ranks may be more than its GPUs, which they take in turn: for trying layouts; all messages go through "
-     "sockets, and the bits are the same"},
+     "a host's ranks may be more than its GPUs, which they take in turn: for trying layouts. NCCL then moves "
+     "everything "
+     "as between hosts, slowly; in invariant numerics the bits are the same"},
 
     {"log", "dir", at<&C::log, &LogConfig::dir>, "run folder: resolved config, metrics.jsonl, log.txt"},
     {"log", "every", at<&C::log, &LogConfig::every>, "steps between console lines"},

@@ -111,17 +111,24 @@ SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, con
 std::vector<SelfAttention::Part> SelfAttention::parts_of(const HeadCut& cut) {
   const std::vector<Range> runs = cut.runs();
   const int64_t groups = cut.mine().kv_heads.size();
-  if (cut.run_sum() == nullptr) return {{{0, groups}, runs.front(), {0, 1}}};
+  std::vector<Range> stretches;  // of runs of one length
+  for (size_t run = 0; run < runs.size(); ++run) {
+    const auto end = static_cast<int64_t>(run) + 1;
+    if (run == 0 || runs[run].size() != runs[run - 1].size()) stretches.push_back({end - 1, end});
+    stretches.back().end = end;
+  }
   std::vector<Part> parts;
   int64_t first = 0;
-  for (int64_t group = 0; group < groups; ++group) {
-    for (size_t run = 0; run < runs.size();) {
-      size_t end = run + 1;
-      while (end < runs.size() && runs[end].size() == runs[run].size()) ++end;
-      const Range held{static_cast<int64_t>(run), static_cast<int64_t>(end)};
-      parts.push_back({{group, group + 1}, {runs[run].begin, runs[end - 1].end}, held, first});
-      first += parts.back().query_heads();
-      run = end;
+  const auto add = [&](Range held, Range of_runs) {
+    const Range heads{runs[static_cast<size_t>(of_runs.begin)].begin, runs[static_cast<size_t>(of_runs.end) - 1].end};
+    parts.push_back({held, heads, of_runs, first});
+    first += parts.back().query_heads();
+  };
+  if (std::ssize(runs) <= groups * std::ssize(stretches)) {
+    for (int64_t run = 0; run < std::ssize(runs); ++run) add({0, groups}, {run, run + 1});
+  } else {
+    for (int64_t group = 0; group < groups; ++group) {
+      for (const Range& stretch : stretches) add({group, group + 1}, stretch);
     }
   }
   return parts;
@@ -160,8 +167,8 @@ ops::HeadView SelfAttention::keys_of(ops::HeadView view, const Part& part) {
   return view;
 }
 
-Tensor SelfAttention::lse_of(const Tensor& lse, const Part& part, int64_t tokens) {
-  const int64_t heads = part.query_heads();
+Tensor SelfAttention::lse_of(const Tensor& lse, const Part& part) {
+  const int64_t tokens = lse.dim(0), heads = part.query_heads();
   return lse.view({lse.numel()}).rows(tokens * part.first, tokens * (part.first + heads)).view({tokens, heads});
 }
 
@@ -181,8 +188,10 @@ ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
 ops::HeadView SelfAttention::term_of(const Tensor& terms, const Part& part, Kind kind) const {
   const int64_t group = 2 * spec_.head_dim;
   const int64_t run = heads_.kv_heads.size() * group;
-  const int64_t offset = part.runs.begin * run + part.groups.begin * group;
-  return {terms, part.runs.size(), 1, spec_.head_dim, run, offset + (kind == Kind::kValue ? spec_.head_dim : 0)};
+  const int64_t offset =
+      part.runs.begin * run + part.groups.begin * group + (kind == Kind::kValue ? spec_.head_dim : 0);
+  const int64_t stride = part.runs.size() > 1 ? run : group;
+  return {terms, part.groups.size() * part.runs.size(), 1, spec_.head_dim, stride, offset};
 }
 
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
@@ -240,7 +249,7 @@ Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const Sh
       const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
       ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
           .forward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
-                   lse_of(saved.lse, part, tokens));
+                   lse_of(saved.lse, part));
     }
   }
   return out_.forward(ctx, saved.out);
@@ -282,7 +291,7 @@ Tensor SelfAttention::attention_backward(const LayerContext& ctx, const Heads& h
     const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
     ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
         .backward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
-                  lse_of(saved.lse, part, tokens), queries_of(d_out, part), delta, queries_of(d_q, part), d_k_of_part,
+                  lse_of(saved.lse, part), queries_of(d_out, part), delta, queries_of(d_q, part), d_k_of_part,
                   d_v_of_part);
   };
   const LeafCut* const sum = cut_.run_sum();

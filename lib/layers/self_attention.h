@@ -65,8 +65,8 @@ class SelfAttention {
   struct Heads {
     ops::HeadView q, k, v;
   };
-  // What one call of attention computes: all groups, if each has one run; else neighbouring runs of one length of one
-  // group, which are groups to it that see the same keys and values.
+  // What one call of attention computes: one run of all groups, or neighbouring runs of one length of one group, which
+  // are groups to it that see the same keys and values; whichever takes fewer calls.
   struct Part {
     Range groups;       // held ones
     Range heads;        // of each of them
@@ -84,7 +84,7 @@ class SelfAttention {
   ops::HeadView per_head(const Tensor& out) const;
   static ops::HeadView queries_of(ops::HeadView view, const Part& part);
   static ops::HeadView keys_of(ops::HeadView view, const Part& part);
-  static Tensor lse_of(const Tensor& lse, const Part& part, int64_t tokens);
+  static Tensor lse_of(const Tensor& lse, const Part& part);
   ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
   ops::HeadView term_of(const Tensor& terms, const Part& part, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;

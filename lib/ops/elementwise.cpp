@@ -92,7 +92,7 @@ void copy(const Stream& stream, const Tensor& from, const Tensor& to) {
 
 void copy_heads(const Stream& stream, const HeadView& from, const HeadView& to) {
   constexpr auto kOp = "copy_heads";
-  expect_heads(kOp, "from", from, Groups::kMayCoincide);
+  expect_heads(kOp, "from", from);
   expect_heads_like(kOp, "to", to, from);
   if (!has_work(kOp, stream, {&from.buffer, &to.buffer})) return;
   if (on_cuda(stream)) return cuda::copy_heads(stream, from, to);

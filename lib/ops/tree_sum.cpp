@@ -101,7 +101,7 @@ void tree_sum(const Stream& stream, const SumProgram& program, const Tensor& ter
         auto* to = out.data<Out>() + t * n;
         int64_t i = columns.begin;
         for (; i + kBlock <= columns.end; i += kBlock) sum_block(program, from + i, n, WholeBlock(), to + i);
-        sum_block(program, from + i, n, columns.end - i, to + i);
+        if (i < columns.end) sum_block(program, from + i, n, columns.end - i, to + i);
       };
       if (terms.dim(0) == 1) {
         cpu::parallel_for(stream.threads(), n, program.terms, [&](Range columns) { sum_columns(0, columns); });

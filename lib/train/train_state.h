@@ -104,12 +104,12 @@ class TrainState {
   RowOwnership ownership_;
   GradientSync sync_;
   AdamW optimizer_;
-  std::vector<Range> counted_;             // of the flat gradients, in their norm
+  std::vector<Range> counted_;               // of the flat gradients, in their norm
   std::vector<ops::RowBlock> counted_rows_;  // the same, in fixed order
-  Tensor loss_sums_;                       // f64 (samples of this rank in a step)
-  int64_t samples_ = 0;                    // of them that have one
-  Tensor squares_;                         // f64 (1): of the gradients
-  RowSquares row_squares_;                 // in fixed order
+  Tensor loss_sums_;                         // f64 (samples of this rank in a step)
+  int64_t samples_ = 0;                      // of them that have one
+  Tensor squares_;                           // f64 (1): of the gradients
+  RowSquares row_squares_;                   // in fixed order
   Tensor tokens_;
   Tensor labels_;
   Tensor document_starts_;  // undefined without data.reset_at_eod

@@ -12,14 +12,13 @@ from invar_job import FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, ids_of, series,
 from test_gpu import GpuTest, gpus
 
 
-# Ranks that a test can start: SHARE_RANKS where they have to share one GPU.
-SHARE_RANKS = int(os.environ.get("INVAR_SHARE_RANKS", 4))
-RANKS = min(gpus(), 8) if gpus() > 1 else SHARE_RANKS
+SHARED = 4  # ranks that share a GPU where there is but one
+RANKS = next(n for n in (8, 4, 2) if n <= max(gpus(), 2)) if gpus() > 1 else SHARED  # of the largest layouts
 
 
 @unittest.skipUnless(gpus() >= 1, "no GPU")
 class SeveralGpus(GpuTest):
-    """Layouts of 2, 4 and 8 ranks, as many as there are GPUs; of SHARE_RANKS on one."""
+    """Layouts of 2, 4 and 8 ranks, as many as there are GPUs; of SHARED on one."""
 
     def start(self, *arguments, ranks=None, **others):
         shared = ["comm.share_gpus=true"] if ranks is not None and ranks > gpus() else []
@@ -100,8 +99,9 @@ class SeveralGpus(GpuTest):
         settings = [{"NCCL_PROTO": "LL"}, {"NCCL_PROTO": "LL128"}, {"NCCL_PROTO": "Simple"},
                     {"NCCL_ALGO": "allreduce:tree"}, {"NCCL_ALGO": "Ring"}, {"NCCL_MAX_NCHANNELS": "1"},
                     {"NCCL_MIN_NCHANNELS": "24"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-                    {"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
-                    {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in reversed(range(gpus())))}]
+                    {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}]
+        if gpus() > 1:
+            settings.append({"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in reversed(range(gpus())))})
         run = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1", "train.steps=6"]
         self.train("one", *run)
         state = series(self.folder / "one", "state_hash")

@@ -396,6 +396,9 @@ class Parity(JobTest):
             self.fail_with(USAGE, f"argument {override}: the case fixes", arguments=["parity", case, override])
         self.fail_with(USAGE, "--matrix varies", arguments=["parity", case, "--matrix", "parallel.tensor=2"])
         self.fail_with(USAGE, "--matrix", arguments=["parity", case, "--matrix", "--thread-ranks", "2"])
+        for threads in (["--matrix"], ["--thread-ranks", "2"]):
+            self.fail_with(USAGE, "argument comm.timeout=9: ranks are threads",
+                           arguments=["parity", case, *threads, "comm.timeout=9"])
         self.fail_with(USAGE, "one process", arguments=["parity", case, "--thread-ranks", "2"], ranks=2)
         self.fail_with(USAGE, "numerics.workers = 8 exceeds train.global_batch_size = 4",
                        arguments=["parity", case, "numerics.reduction=invariant"])

@@ -1,4 +1,5 @@
 // The communicator suite over NCCL, ranks sharing GPUs where these are fewer; run by tests/e2e/test_gpus.py.
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 
@@ -19,10 +20,10 @@ std::unique_ptr<Communicator> make_world() {
     std::cerr << report << '\n';
     session.abort(1);
   };
-  options.share_gpus = session.local_size() > cuda_device_count();
+  options.share_gpus = session.local_size() > std::max(1, cuda_device_count());
   const std::shared_ptr<Communicator> host(&session.world(), [](Communicator*) {});
-  return std::make_unique<ThroughDevice>(make_nccl_communicator(host, options), 
-                                         make_cuda_stream(session.local_rank() % cuda_device_count()));
+  return std::make_unique<ThroughDevice>(make_nccl_communicator(host, options),
+                                         make_cuda_stream(session.local_rank() % std::max(1, cuda_device_count())));
 }
 
 void check_suite(Communicator& world, const std::vector<SuiteCase>& cases) {

@@ -178,6 +178,21 @@ TEST_CASE("each plan on an invariant stream is proved, once, and leaves no trace
   CHECK(ops::proofs(gpu()).attention_plans == 0);
 }
 
+TEST_CASE("a plan for groups that see the same keys is proved, in the memory that was planned") {
+  const AttentionShape shape{2, 256, 6, 1, 128, 0};
+  LayerCase copied(shape), shared(shape);
+  const Stream stream = invariant_stream();
+  for (ops::HeadView* view : {&shared.o.k, &shared.o.v}) view->group_stride = 0;
+  for (const auto& [view, of] : {std::pair(copied.o.k, shared.o.k), std::pair(copied.o.v, shared.o.v)}) {
+    AttentionCase::write(view, AttentionCase::read(of));
+  }
+  CHECK(same_bits(run_on_gpu(shared.o, stream), run_on_gpu(copied.o)));
+  const ops::Proofs proofs = ops::proofs(stream);
+  CHECK(proofs.attention_plans == 2);
+  const AttentionOperands& o = shared.o;
+  CHECK(proofs.most_bytes <= ops::attention_proof_bytes(o.params, o.q, {o.q, o.k, o.v, o.out, o.d_out}));
+}
+
 // One KV group of one sample as a proof has it: its operands side by side.
 struct MadeUp {
   explicit MadeUp(const AttentionShape& shape)

@@ -154,6 +154,12 @@ TEST_CASE("row_squares on the GPU of more blocks than a launch takes, long rows 
   const Values sums = row_squares_of(gpu(), device, blocks), expected = row_squares_of(kCpu, x, blocks);
   REQUIRE(sums.size() == 600);
   for (size_t row = 0; row < sums.size(); ++row) CHECK(sums[row] == Approx(expected[row]).epsilon(1e-13));
+  Values apart;
+  for (const RowBlock& block : blocks) {
+    const Values alone = row_squares_of(gpu(), device, {block});
+    apart.insert(apart.end(), alone.begin(), alone.end());
+  }
+  CHECK(apart == sums);
 }
 
 TEST_CASE("exact_sum on the GPU is the same number") {

@@ -90,8 +90,8 @@ int64_t block_bytes(int64_t bytes) {
   return round_up(bytes, kBlockAlignment);
 }
 
-// One execution. Heads that are not evenly spaced, and the statistics, pass through the workspace. lse: of all heads,
-// of which `first_head` is the first one in the views; these may be a part of them if there is one sample.
+// One execution. Heads that are not evenly spaced or coincide, and the statistics, pass through the workspace. lse: of
+// all heads, of which `first_head` is the first one in the views; these may be a part of them if there is one sample.
 class Call {
  public:
   Call(const Stream& stream, const AttentionParams& params, const Views& views, const Tensor& lse, int64_t first_head,
@@ -140,16 +140,20 @@ class Call {
 
   // Gives the statistics and the packed heads their places, and returns cuDNN's.
   std::byte* place_in_workspace(int64_t plan_bytes) {
-    const int64_t heads_bytes = block_bytes(views_[kQ].tokens() * spec_.query_heads * spec_.head_dim * 2);
+    const auto heads_bytes = [&](size_t operand) {
+      return block_bytes(views_[operand].tokens() * views_[operand].heads() * spec_.head_dim * 2);
+    };
     int64_t bytes = block_bytes(lse_.bytes()) + plan_bytes;
-    for (size_t operand = 0; operand < spec_.operands(); ++operand) bytes += is_packed(operand) ? heads_bytes : 0;
+    for (size_t operand = 0; operand < spec_.operands(); ++operand) {
+      bytes += is_packed(operand) ? heads_bytes(operand) : 0;
+    }
     auto* memory = static_cast<std::byte*>(stream_.cuda().workspace(bytes));
     stats_ = reinterpret_cast<float*>(memory);
     memory += block_bytes(lse_.bytes());
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
       if (!is_packed(operand)) continue;
       given_[operand] = packed(views_[operand], memory);
-      memory += heads_bytes;
+      memory += heads_bytes(operand);
     }
     return memory;
   }

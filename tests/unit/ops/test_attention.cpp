@@ -332,6 +332,23 @@ TEST_CASE("on meta the memory of a proof is noted for an invariant queue of a GP
   CHECK(forward(copy) == invariant.momentary());
 }
 
+TEST_CASE("on meta the memory of a proof has room for copies of keys that groups share") {
+  const auto noted = [](int64_t groups) {
+    const auto view = [&](int64_t heads, int64_t stride) {
+      const Tensor buffer(nullptr, DType::kBF16, DeviceType::kMeta, {64, heads * 8});
+      return ops::HeadView{buffer, groups, 1, 8, stride, 0};
+    };
+    const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {64, groups});
+    Stream stream = Stream::meta(DeviceType::kCuda);
+    stream.set_invariant(true);
+    const ops::AttentionParams params{64, 1.0f, 0, Tensor()};
+    const ops::HeadView q = view(groups, 8), k = view(1, 0);
+    ops::choose_attention(DeviceType::kMeta, params, q, k).forward(stream, params, q, k, k, view(groups, 8), sums);
+    return stream.momentary();
+  };
+  CHECK(noted(5) - noted(1) == 4 * 3 * 64 * 8 * 2);  // each of q, k and v
+}
+
 TEST_CASE("on meta no proof is noted for a call that cuDNN does not take") {
   const auto noted = [](const AttentionShape& shape, DType dtype, bool documents = false) {
     AttentionCase c(shape, dtype);
@@ -370,16 +387,18 @@ TEST_CASE("wrong operands are faults on the CPU too") {
   o = c;
   o.v.offset += 2 * AttentionCase::kUnused;
   CHECK(contains(forward(o), "attention_forward: heads of v end past the row"));
-  for (ops::HeadView AttentionOperands::*written : {&AttentionOperands::d_k, &AttentionOperands::d_v}) {
+  using Operand = ops::HeadView AttentionOperands::*;
+  for (const Operand apart : {&AttentionOperands::q, &AttentionOperands::out, &AttentionOperands::d_out,
+                              &AttentionOperands::d_q, &AttentionOperands::d_k, &AttentionOperands::d_v}) {
     o = c.on_first_keys();
     CHECK(forward(o).empty());
-    (o.*written).group_stride = 0;
+    (o.*apart).group_stride = 0;
     HostTensor delta(DType::kF32, {8, 4});
     const std::string message = message_of(ErrorKind::kFault, [&] {
       tiled().backward(Stream(DeviceType::kCpu), o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k,
                        o.d_v);
     });
-    CHECK(contains(message, "groups of d_"));
+    CHECK(contains(message, "are 0 apart but"));
   }
   o = c;
   o.params.window = -1;

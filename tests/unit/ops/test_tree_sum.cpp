@@ -115,7 +115,8 @@ TEST_CASE("tree_sum on meta, and of wrong programs and operands") {
   CHECK(contains(refused(sum, out, out), "out is f32 (4), expected f32 or bf16 of 2 dims"));
   CHECK(contains(refused(sum, terms, ints), "out is i32 (1, 4), expected f32 or bf16 of 2 dims"));
   CHECK(contains(refused(sum, int_terms, out), "terms is i32 (1, 2, 4), expected f32 or bf16 of 3 dims"));
-  CHECK(contains(refused(sum, terms, out.tensor().view({2, 2})), "terms is f32 (2, 4), expected f32 or bf16 of 3 dims"));
+  CHECK(
+      contains(refused(sum, terms, out.tensor().view({2, 2})), "terms is f32 (2, 4), expected f32 or bf16 of 3 dims"));
   CHECK(contains(refused(program_of({{0, 0}, {2, 1}}), terms, out), "term 1 is row 2 of 2"));
   CHECK(contains(refused(program_of({{0, 1}, {1, 0}}), terms, out), "1 joins after term 0"));
   CHECK(contains(refused(program_of({{0, 0}, {1, 0}}), terms, out), "2 values remain of 2 terms"));
