@@ -13,7 +13,7 @@ from test_gpu import GpuTest, gpus
 
 
 SHARED = 4  # ranks that share a GPU where there is but one
-RANKS = next(n for n in (8, 4, 2) if n <= max(gpus(), 2)) if gpus() > 1 else SHARED  # of the largest layouts
+RANKS = next(n for n in (8, 4, 2) if n <= gpus()) if gpus() > 1 else SHARED  # of the largest layouts
 
 
 @unittest.skipUnless(gpus() >= 1, "no GPU")

@@ -228,15 +228,13 @@ template <class Accumulate>
 void sum_rows(const Stream& stream, std::string_view op, const float* x, int64_t rows, int64_t n, Accumulate accumulate,
               bool add, double* out) {
   if (rows == 0) return;
-  const int64_t count = std::max<int64_t>(1, sum_parts(n));
-  const bool whole = count == 1 && !add;  // parts are the sums
-  auto* parts = whole ? out : static_cast<double*>(stream.cuda().workspace(rows * count * int64_t{sizeof(double)}));
+  const int64_t count = sum_parts(n);
+  auto* parts = static_cast<double*>(stream.cuda().workspace(rows * count * int64_t{sizeof(double)}));
   const bool aligned = is_aligned({x}) && (rows == 1 || n % 4 == 0);
   const auto kernel = aligned ? sum_parts_kernel<true, Accumulate> : sum_parts_kernel<false, Accumulate>;
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(count));
   kernel<<<grid, kSumThreads, 0, cuda_handle(stream)>>>(x, n, accumulate, parts);
   check_launch(op);
-  if (whole) return;
   join_parts_kernel<<<grid.x, kSumThreads, 0, cuda_handle(stream)>>>(parts, static_cast<int>(count), add, out);
   check_launch(op);
 }
