@@ -188,8 +188,9 @@ TEST_CASE("windows and documents of every size, at 3 samples") {
 
 TEST_CASE("a long sequence agrees with the CPU") {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int64_t window : {0, 1000}) {
-      const AttentionShape shape{1, 2100, 1, 4, 128, window};
+    // The last has more blocks of keys than the tiled backend gives to each query head.
+    for (const AttentionShape& shape : {AttentionShape{1, 2100, 1, 4, 128, 0}, AttentionShape{1, 2100, 1, 4, 128, 1000},
+                                        AttentionShape{1, 4112, 1, 2, 512, 200}}) {
       std::optional<AttentionResult> expected;
       for (const AttentionBackend* backend : ops::cuda::attention_backends()) {
         AttentionCase c(shape, dtype, 1, kAligned);
@@ -296,6 +297,24 @@ TEST_CASE("bits are the same again, and for a sample or a group alone") {
       }
     }
   }
+}
+
+TEST_CASE("the last of many samples has the bits that it has alone") {
+  const AttentionShape shape{9, 1024, 1, 8, 512, 0};  // more than the tiled backend adds up at a time
+  const int64_t last = shape.samples - 1;
+  const HostTensor starts = document_starts(shape);
+  AttentionCase c(shape, DType::kBF16, 1, kAligned);
+  c.params.document_starts = starts;
+  AttentionOperands alone = c.sample(last);
+  alone.params.document_starts = starts.tensor().rows(last * shape.sequence, shape.samples * shape.sequence);
+  const auto backends = ops::cuda::attention_backends();
+  const AttentionBackend& tiled = **std::ranges::find(backends, "tiled", [](const auto* b) { return b->name(); });
+  const AttentionResult all = run_on_gpu(tiled, c, c);
+  const auto tail = [&](const std::vector<double>& values) {
+    return std::vector<double>(values.end() - std::ssize(values) / shape.samples, values.end());
+  };
+  CHECK(same_bits(run_on_gpu(tiled, c, alone),
+                  {tail(all.out), tail(all.lse), tail(all.d_q), tail(all.d_k), tail(all.d_v)}));
 }
 
 TEST_CASE("groups that see the same keys and values have the bits of groups with copies of them") {

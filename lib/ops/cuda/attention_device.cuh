@@ -18,17 +18,27 @@ struct DeviceHeads {
   int64_t group_stride;
   int heads_per_group;
   int head_dim;
+  int head_stride;  // elements from one head of a group to the next
 
+  DeviceHeads() = default;
   explicit DeviceHeads(const HeadView& view)
       : first(static_cast<T*>(view.buffer.raw()) + view.offset),
         token_stride(view.token_stride()),
         group_stride(view.group_stride),
         heads_per_group(static_cast<int>(view.heads_per_group)),
-        head_dim(static_cast<int>(view.head_dim)) {}
+        head_dim(static_cast<int>(view.head_dim)),
+        head_stride(static_cast<int>(view.head_dim)) {}
 
   __device__ T* at(int64_t token, int head) const {
     return first + token * token_stride + head / heads_per_group * group_stride +
-           static_cast<int64_t>(head % heads_per_group) * head_dim;
+           static_cast<int64_t>(head % heads_per_group) * head_stride;
+  }
+  // Of keys or values: the group's head for each of its query heads.
+  DeviceHeads for_query_heads(int count) const {
+    DeviceHeads heads = *this;
+    heads.heads_per_group = count;
+    heads.head_stride = 0;
+    return heads;
   }
 };
 

@@ -26,9 +26,16 @@ struct LanePlace {
   __device__ int column() const { return lane % 4 * 2; }
 };
 
+__device__ inline void store_pair(__nv_bfloat16* to, float a, float b) {
+  *reinterpret_cast<uint32_t*>(to) = pack_bf16(a, b);
+}
+__device__ inline void store_pair(float* to, float a, float b) {
+  *reinterpret_cast<float2*>(to) = make_float2(a, b);
+}
+
 // Rows that exist, columns [slice, slice + 8 kN) that exist; factor(m, i) multiplies row 16 m + row(i) of the warp.
-template <int kM, int kN, class Factor>
-__device__ void store_warp_tile(const WarpTile<kM, kN>& tile, const OutputHeads& heads, int64_t token, int head,
+template <int kM, int kN, class Out, class Factor>
+__device__ void store_warp_tile(const WarpTile<kM, kN>& tile, const DeviceHeads<Out>& heads, int64_t token, int head,
                                 int first_row, int rows, int slice, Factor factor) {
   const LanePlace place;
 #pragma unroll
@@ -37,13 +44,12 @@ __device__ void store_warp_tile(const WarpTile<kM, kN>& tile, const OutputHeads&
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + 16 * m + place.row(i);
       if (row >= rows) continue;
-      __nv_bfloat16* to = heads.at(token + row, head) + slice + place.column();
+      Out* to = heads.at(token + row, head) + slice + place.column();
       const float scale = factor(m, i);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         if (slice + 8 * n >= heads.head_dim) continue;
-        *reinterpret_cast<uint32_t*>(to + 8 * n) =
-            pack_bf16(scale * tile.at[m][n][2 * i], scale * tile.at[m][n][2 * i + 1]);
+        store_pair(to + 8 * n, scale * tile.at[m][n][2 * i], scale * tile.at[m][n][2 * i + 1]);
       }
     }
   }
@@ -86,7 +92,11 @@ struct TiledBackward {
   const float* lse;
   const float* delta;
   OutputHeads d_q, d_k, d_v;
+  // If there, of d_k and d_v what each query head adds goes here instead.
+  DeviceHeads<float> k_terms{}, v_terms{};
 };
+// Bytes of workspace that a sample takes.
+int64_t tiled_backward_workspace_bytes(const AttentionSizes& sizes);
 void launch_tiled_backward(const Stream& stream, const TiledBackward& call);
 
 }  // namespace invar::ops::cuda

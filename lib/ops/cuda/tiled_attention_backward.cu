@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/integer.h"
+#include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/tiled_attention.cuh"
 
 namespace invar::ops::cuda {
@@ -214,10 +216,17 @@ __global__ void __launch_bounds__(Tiles::kThreads) tiled_backward(const __grid_c
     }
   }
 
-  const auto scaled = [&](int, int) { return sizes.scale; };
-  store_warp_tile(sums, kOwnsKeys ? call.d_k : call.d_q, token, place.head, warp_row, rows, slice, scaled);
-  if constexpr (kOwnsKeys) {
-    store_warp_tile(v_sums, call.d_v, token, place.head, warp_row, rows, slice, [](int, int) { return 1.0f; });
+  const auto store = [&](const auto& tile, const auto& to, float factor) {
+    store_warp_tile(tile, to, token, place.head, warp_row, rows, slice, [=](int, int) { return factor; });
+  };
+  if constexpr (!kOwnsKeys) {
+    store(sums, call.d_q, sizes.scale);
+  } else if (call.k_terms.first != nullptr) {
+    store(sums, call.k_terms, sizes.scale);
+    store(v_sums, call.v_terms, 1.0f);
+  } else {
+    store(sums, call.d_k, sizes.scale);
+    store(v_sums, call.d_v, 1.0f);
   }
 }
 
@@ -250,11 +259,78 @@ void launch_owned(const Stream& stream, const TiledBackward& call) {
   launch<kOwned, 512, 4, 16>(stream, call);
 }
 
+// With so few blocks for the keys of a head each query head has its own, and what they give is added up: a GPU is full,
+// and the blocks are even. It may not depend on the groups or samples of a call, or bits would.
+constexpr int64_t kFewBlocks = 256;
+bool goes_by_query_heads(const AttentionSizes& sizes) {
+  const int64_t rows = sizes.head_dim <= 256 ? 128 : 64;
+  const int64_t slices = ceil_div(sizes.head_dim, 128);
+  return sizes.heads_per_group > 1 && ceil_div(sizes.sequence, rows) * slices <= kFewBlocks;
+}
+
+// Of each group the sum of its heads' terms (T, heads, [k, v] · D), in ascending order; two elements a thread.
+struct HeadSums {
+  const float* terms;
+  OutputHeads d_k, d_v;
+  int groups, heads_per_group, head_dim;
+
+  struct Values {
+    float2 sum;
+  };
+  __device__ void read(int64_t i, Values& values) const {
+    const int64_t head = i / head_dim;  // of a token's group; i counts pairs of its 2 D elements
+    const float* from = terms + head * heads_per_group * 2 * head_dim + i % head_dim * 2;
+    float2 sum = *reinterpret_cast<const float2*>(from);
+    for (int h = 1; h < heads_per_group; ++h) {
+      const float2 term = *reinterpret_cast<const float2*>(from + static_cast<int64_t>(h) * 2 * head_dim);
+      sum = make_float2(__fadd_rn(sum.x, term.x), __fadd_rn(sum.y, term.y));
+    }
+    values.sum = sum;
+  }
+  __device__ void write(int64_t i, const Values& values) const {
+    const int64_t head = i / head_dim;
+    const int element = static_cast<int>(i % head_dim) * 2;
+    const bool of_values = element >= head_dim;
+    const OutputHeads& to = of_values ? d_v : d_k;
+    store_pair(to.at(head / groups, static_cast<int>(head % groups)) + element - (of_values ? head_dim : 0),
+               values.sum.x, values.sum.y);
+  }
+};
+
 }  // namespace
 
+int64_t tiled_backward_workspace_bytes(const AttentionSizes& sizes) {
+  const int64_t terms = int64_t{sizes.sequence} * sizes.heads() * 2 * sizes.head_dim;
+  return goes_by_query_heads(sizes) ? terms * int64_t{sizeof(float)} : 0;
+}
+
 void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
-  launch_owned<Owned::kKeys>(stream, call);
+  if (!goes_by_query_heads(call.sizes)) {
+    launch_owned<Owned::kKeys>(stream, call);
+    launch_owned<Owned::kQueries>(stream, call);
+    return;
+  }
+  const AttentionSizes& sizes = call.sizes;
+  TiledBackward by_heads = call;
+  by_heads.sizes.groups = sizes.heads();
+  by_heads.sizes.heads_per_group = 1;
+  by_heads.k = call.k.for_query_heads(sizes.heads_per_group);
+  by_heads.v = call.v.for_query_heads(sizes.heads_per_group);
+  auto* terms = static_cast<float*>(stream.cuda().workspace(sizes.samples * tiled_backward_workspace_bytes(sizes)));
+  DeviceHeads<float>& k_terms = by_heads.k_terms;
+  k_terms.first = terms;
+  k_terms.token_stride = int64_t{sizes.heads()} * 2 * sizes.head_dim;
+  k_terms.group_stride = 2 * sizes.head_dim;
+  k_terms.heads_per_group = 1;
+  k_terms.head_dim = sizes.head_dim;
+  k_terms.head_stride = 0;
+  by_heads.v_terms = k_terms;
+  by_heads.v_terms.first += sizes.head_dim;
+  launch_owned<Owned::kKeys>(stream, by_heads);
   launch_owned<Owned::kQueries>(stream, call);
+  const int64_t tokens = int64_t{sizes.samples} * sizes.sequence;
+  run_elementwise(stream, "tiled attention_backward", tokens * sizes.groups * sizes.head_dim,
+                  HeadSums{terms, call.d_k, call.d_v, sizes.groups, sizes.heads_per_group, sizes.head_dim});
 }
 
 }  // namespace invar::ops::cuda
