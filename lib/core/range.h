@@ -12,7 +12,7 @@ struct Range {
 
   int64_t size() const { return end - begin; }
   bool empty() const { return end <= begin; }
-  bool contains(int64_t index) const { return begin <= index && index < end; }
+  constexpr bool contains(int64_t index) const { return begin <= index && index < end; }
   bool operator==(const Range&) const = default;
 };
 

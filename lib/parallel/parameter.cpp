@@ -4,7 +4,6 @@
 
 #include "core/integer.h"
 #include "core/philox.h"
-#include "device/device.h"
 
 namespace invar {
 namespace {
@@ -12,20 +11,6 @@ namespace {
 int layout_class(const Weight& weight) {
   if (!weight.fully_replicated()) return 2;
   return weight.parameters.front().partial_gradient ? 0 : 1;
-}
-
-template <class T>
-void fill_rows(const Parameter& parameter, const RowRun& run, int64_t cols, const Philox& random, double std, T* out) {
-  for (int64_t i = 0; i < run.global.size(); ++i) {
-    const int64_t row = run.global.begin + i;
-    for (int64_t col = 0; col < cols; ++col) {
-      const int64_t logical_row = parameter.transposed ? col / parameter.column_block : row;
-      const auto index = static_cast<uint64_t>(parameter.logical_index(row, col));
-      double value = parameter.init == Init::kOnes ? 1.0 : std * random.normal(index);
-      if (logical_row == parameter.zero_row) value = 0;
-      out[i * cols + col] = static_cast<T>(static_cast<float>(value));
-    }
-  }
 }
 
 }  // namespace
@@ -119,27 +104,20 @@ void ParameterTable::for_each_run(const RunVisitor& visit) const {
 }
 
 void initialise(const ParameterTable& table, const Stream& stream, uint64_t seed, double std) {
-  const Tensor& values = table.flat_values();
-  if (values.is_meta()) return;
-  std::vector<std::byte> staging;  // of a run whose place is not host memory
   table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
-    const Philox random(seed, RandomPurpose::kWeights, hash_name(parameter.name));
-    const Tensor to = values.rows(elements.begin, elements.end);
-    const bool staged = to.device() != DeviceType::kCpu;
-    if (staged) staging.resize(static_cast<size_t>(to.bytes()));
-    void* const first = staged ? staging.data() : to.raw();
-    // Rows are independent: split the run over the threads.
-#pragma omp parallel for num_threads(stream.threads()) if (stream.threads() > 1)
-    for (int64_t i = 0; i < run.global.size(); ++i) {
-      const RowRun row{{run.global.begin + i, run.global.begin + i + 1}, 0};
-      const int64_t at = i * weight.cols;
-      if (values.dtype() == DType::kF32) {
-        fill_rows(parameter, row, weight.cols, random, std, static_cast<float*>(first) + at);
-      } else {
-        fill_rows(parameter, row, weight.cols, random, std, static_cast<BF16*>(first) + at);
-      }
+    ops::NormalValues values{Philox(seed, RandomPurpose::kWeights, hash_name(parameter.name)), 0.0, std,
+                             parameter.logical_index()};
+    values.index.first = run.global.begin * values.index.row_stride;
+    if (parameter.init == Init::kOnes) {
+      values.mean = 1.0;
+      values.std = 0.0;
     }
-    if (staged) copy_across(stream, Tensor(first, to.dtype(), DeviceType::kCpu, to.shape()), to);
+    if (parameter.zero_row >= 0) {
+      const int64_t width = parameter.shape.size() == 1 ? 1 : parameter.shape[1];
+      values.zeros = {parameter.zero_row * width, (parameter.zero_row + 1) * width};
+    }
+    const Tensor out = table.flat_values().rows(elements.begin, elements.end);
+    ops::random_normal(stream, values, out.view({run.global.size(), weight.cols}));
   });
 }
 

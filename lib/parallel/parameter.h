@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
+#include "ops/random_normal.h"
 #include "parallel/head_cut.h"
 
 namespace invar {
@@ -41,10 +42,11 @@ struct Parameter {
   int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] * column_block : shape[1]); }
   int64_t numel() const { return rows() * cols(); }
   // Index in the logical tensor, row-major, of an element of the unit-major form.
-  int64_t logical_index(int64_t row, int64_t col) const {
-    if (!transposed) return row * cols() + col;
-    return col / column_block * shape[1] + row * column_block + col % column_block;
+  ops::LogicalIndex logical_index() const {
+    if (!transposed) return {0, cols(), cols(), 0};
+    return {0, column_block, column_block, shape[1]};
   }
+  int64_t logical_index(int64_t row, int64_t col) const { return logical_index().at(row, col); }
   // Of several equal copies one counts in norms and sums over the world.
   bool counted() const { return replicas == nullptr || replicas->rank() == 0; }
 };

@@ -12,6 +12,7 @@
 #include "ops/norm.h"
 #include "ops/per_layer_input.h"
 #include "ops/proofs.h"
+#include "ops/random_normal.h"
 #include "ops/term_sums.h"
 #include "ops/tree_sum.h"
 
@@ -95,6 +96,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
+
+void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
 
 Proofs proofs(const Stream& stream);
 

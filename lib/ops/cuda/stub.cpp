@@ -130,6 +130,9 @@ void per_layer_input_backward(const Stream&, const PerLayerInputParams&, const P
 void tree_sum(const Stream&, const SumProgram&, int, const Tensor&, const Tensor&) {
   refuse();
 }
+void random_normal(const Stream&, const NormalValues&, const Tensor&) {
+  refuse();
+}
 Proofs proofs(const Stream&) {
   refuse();
 }
