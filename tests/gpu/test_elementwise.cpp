@@ -123,7 +123,7 @@ Values row_squares_of(const Stream& stream, const Tensor& x, const std::vector<R
 }
 
 TEST_CASE("row_squares on the GPU: the bits of a row depend on its elements alone") {
-  const int64_t columns = GENERATE(1, 7, 1024, 4096, 4099, (1 << 18) + 5), rows = GENERATE(1, 5);
+  const int64_t columns = GENERATE(1, 7, 1024, 4096, 4099, 8192, 8193, (1 << 18) + 5), rows = GENERATE(1, 5);
   const int64_t first = GENERATE(0, 3);  // which moves the rows off their alignment
   const HostTensor x = random_tensor(DType::kF32, {first + rows * columns}, 1, 1.0, 0.25);
   const DeviceTensor device(x);
@@ -145,7 +145,7 @@ TEST_CASE("row_squares on the GPU of more blocks than a launch takes, long rows 
   std::vector<RowBlock> blocks;
   int64_t n = 0;
   for (int64_t i = 0; i < 400; ++i) {
-    const int64_t columns = i % 90 == 89 ? 4097 + i : 1 + i * 37 % 300;
+    const int64_t columns = i % 90 == 89 ? 8193 + i : 1 + i * 37 % 300;
     blocks.push_back({n, i % 4, columns});
     n = blocks.back().end() + i % 3;
   }

@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) parts[static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y] = total;
 }
 
-// Blocks of rows of one part each, as many as a kernel takes by value.
+// Blocks of rows that a warp each can sum, as many as a kernel takes by value.
+constexpr int64_t kShortRow = 8192;
 struct ShortRows {
   static constexpr int kMost = 160;
   const float* x;
@@ -199,19 +200,33 @@ struct ShortRows {
   int columns[kMost];
 };
 
+// The warp's sum of the squares of a row; a lane has a chain for each of the four columns of its quads.
+template <bool kAligned>
+__device__ double warp_squares(const float* row, int columns) {
+  double sums[4] = {};
+#pragma unroll 8
+  for (int64_t i = threadIdx.x % 32; i < (columns + 3) / 4; i += 32) {
+    const Pack<float, 4> quad = load_quad<kAligned>(row, i, columns);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sums[k] = Square{}(quad[k], sums[k]);
+  }
+  return lane_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 __global__ void __launch_bounds__(kSumThreads)
     row_squares_kernel(const __grid_constant__ ShortRows blocks, double* out) {
+  const unsigned index = blockIdx.x * (kSumThreads / 32) + threadIdx.x / 32;
+  if (index >= blocks.rows) return;
   int low = 0;
   for (int high = blocks.count; high - low > 1;) {
     const int middle = (low + high) / 2;
-    (blocks.first[middle] <= blockIdx.x ? low : high) = middle;
+    (blocks.first[middle] <= index ? low : high) = middle;
   }
   const int columns = blocks.columns[low];
-  const float* row = blocks.x + blocks.begin[low] + static_cast<int64_t>(blockIdx.x - blocks.first[low]) * columns;
-  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;  // the same for all threads
-  const double total =
-      aligned ? sum_of_part<true>(row, columns, 0, 1, Square{}) : sum_of_part<false>(row, columns, 0, 1, Square{});
-  if (threadIdx.x == 0) out[blockIdx.x] = total;
+  const float* row = blocks.x + blocks.begin[low] + static_cast<int64_t>(index - blocks.first[low]) * columns;
+  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;  // the same for all lanes
+  const double total = aligned ? warp_squares<true>(row, columns) : warp_squares<false>(row, columns);
+  if (threadIdx.x % 32 == 0) out[index] = total;
 }
 
 __global__ void __launch_bounds__(kSumThreads)
@@ -368,7 +383,8 @@ void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock
   auto* sums = out.data<double>();  // of the rows of `next`
   const auto flush = [&] {
     if (next.rows > 0) {
-      row_squares_kernel<<<next.rows, kSumThreads, 0, cuda_handle(stream)>>>(next, sums);
+      const auto grid = static_cast<unsigned>(ceil_div(next.rows, kSumThreads / 32));
+      row_squares_kernel<<<grid, kSumThreads, 0, cuda_handle(stream)>>>(next, sums);
       check_launch("row_squares");
     }
     sums += next.rows;
@@ -376,7 +392,7 @@ void row_squares(const Stream& stream, const Tensor& x, std::span<const RowBlock
     next.rows = 0;
   };
   for (const RowBlock& block : blocks) {
-    const bool is_short = sum_parts(block.columns) <= 1;
+    const bool is_short = block.columns <= kShortRow;
     if (!is_short || next.count == ShortRows::kMost || next.rows + block.rows > kMostRows) flush();
     if (!is_short) {
       sum_rows(stream, "row_squares", next.x + block.begin, block.rows, block.columns, Square{}, false, sums);
