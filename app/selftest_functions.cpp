@@ -40,7 +40,7 @@ void tell_functions(const SelftestReport& report, const Stream& stream) {
   const Tensor labels = bench.filled(DType::kI32, {kInputs / 64}, std::vector<float>(inputs.size() / 64, 5.0f));
   std::vector<Tensor> of_rows;
   for (int i = 0; i < 4; ++i) of_rows.push_back(bench.unwritten(DType::kF32, {kInputs / 64}));
-  ops::logits_statistics(stream, logits, labels, {0, 64}, 64, of_rows[0], of_rows[1], of_rows[2]);
+  ops::logits_statistics(stream, logits, {0, 64}, labels, {0, 64}, 64, of_rows[0], of_rows[1], of_rows[2]);
   report.tell("hash of exp (sums of the cross entropy)", hash_of(bench, of_rows[1]));
   ops::token_losses(stream, labels, of_rows[0], of_rows[1], of_rows[2], of_rows[3]);
   report.tell("hash of log (losses)", hash_of(bench, of_rows[3]));

@@ -95,7 +95,7 @@ Named cross_entropy_results(const Stream& stream, DType dtype, int64_t width, Ra
   const Tensor losses = bench.unwritten(DType::kF32, {n});
   const Tensor d_logits = bench.unwritten(dtype, {n, width});
   ops::softcap(stream, 5.0f, logits);
-  ops::logits_statistics(stream, logits, label, {0, width}, vocabulary, maximum, sum, target);
+  ops::logits_statistics(stream, logits, {0, width}, label, {0, width}, vocabulary, maximum, sum, target);
   ops::token_losses(stream, label, maximum, sum, target, losses);
   ops::logits_gradient(stream, logits, label, {0, width}, vocabulary, maximum, sum, 1.0f, 5.0f, d_logits);
   return {{"logits", bench.bits(logits)},

@@ -406,7 +406,7 @@ class Bench {
     row("logits_statistics", bytes(4 * n * v), [=, this] {
       return [=, this, logits = f32({n, v}), labels = indices(n, v), maximum = f32({n}), sum = f32({n}),
               target = f32({n})] {
-        ops::logits_statistics(stream_, logits, labels, {0, v}, v, maximum, sum, target);
+        ops::logits_statistics(stream_, logits, {0, v}, labels, {0, v}, v, maximum, sum, target);
       };
     });
     row("logits_gradient", bytes(6 * n * v), [=, this] {

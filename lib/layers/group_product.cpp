@@ -6,7 +6,6 @@
 
 namespace invar {
 
-using ops::matmul;
 using ops::Transpose;
 
 GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns)
@@ -25,34 +24,26 @@ GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64
 }
 
 void GroupProduct::multiply(const Tensor& a, const Tensor& w) {
-  if (leaves_ == nullptr) return matmul(ctx_.stream, a, Transpose::kNo, w, Transpose::kNo, terms_.front());
+  if (leaves_ == nullptr) return multiply_rows(0, a, w);
   std::vector<ops::LeafStep> steps;
   for (const LeafProgram::Step& step : leaves_->program.steps) {
     steps.push_back({leaves_->rows[steps.size()], step.buffer, step.accumulate, step.joins});
   }
   const bool alone = root_.defined();
   const std::span<const Tensor> nodes(alone ? &root_ : terms_.data(), leaves_->program.nodes.size());
-  if (ops::matmul_leaves(ctx_.stream, a, w, steps, nodes)) {
-    root_made_ = alone;
-    return;
-  }
+  if (!ops::matmul_leaves(ctx_.stream, a, w, steps, nodes)) return multiply_rows(0, a, w);
+  root_made_ = alone;
+}
+
+void GroupProduct::multiply_rows(int64_t first, const Tensor& a, const Tensor& w) const {
+  std::vector<Tensor> terms;
+  for (const Tensor& term : terms_) terms.push_back(term.rows(first, first + a.dim(0)));
+  if (leaves_ == nullptr) return ops::matmul(ctx_.stream, a, Transpose::kNo, w, Transpose::kNo, terms.front());
   size_t index = 0;
-  for (LeafSum sum(leaves_->program, terms_); !sum.finished(); sum.leaf_done(ctx_.stream)) {
+  for (LeafSum sum(leaves_->program, terms); !sum.finished(); sum.leaf_done(ctx_.stream)) {
     const Range rows = leaves_->rows[index++];
     ops::matmul_columns(ctx_.stream, a, rows, w.rows(rows.begin, rows.end), sum.target(),
                         sum.accumulate() ? 1.0f : 0.0f);
-  }
-}
-
-void GroupProduct::multiply_rows(int64_t first, std::span<const Tensor> parts, const Tensor& w) const {
-  std::vector<Tensor> terms;
-  for (const Tensor& term : terms_) terms.push_back(term.rows(first, first + parts.front().dim(0)));
-  if (leaves_ == nullptr) return matmul(ctx_.stream, parts.front(), Transpose::kNo, w, Transpose::kNo, terms.front());
-  size_t index = 0;
-  for (LeafSum sum(leaves_->program, terms); !sum.finished(); sum.leaf_done(ctx_.stream), ++index) {
-    const Range rows = leaves_->rows[index];
-    matmul(ctx_.stream, parts[index], Transpose::kNo, w.rows(rows.begin, rows.end), Transpose::kNo, sum.target(),
-           sum.accumulate() ? 1.0f : 0.0f);
   }
 }
 

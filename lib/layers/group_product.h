@@ -14,9 +14,8 @@ class GroupProduct {
   GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64_t columns);
 
   void multiply(const Tensor& a, const Tensor& w);
-  // Rows [first, first + n) of the product, from the parts (n, rows of the leaf) of `a`, one per leaf; one in all if
-  // the order is any.
-  void multiply_rows(int64_t first, std::span<const Tensor> parts, const Tensor& w) const;
+  // Rows [first, first + n) of the product, from those (n, K of this rank) of `a`.
+  void multiply_rows(int64_t first, const Tensor& a, const Tensor& w) const;
   // (local, N) of the activation dtype, on scratch or a part of a term.
   Tensor sum() const;
 

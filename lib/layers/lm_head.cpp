@@ -53,27 +53,13 @@ Tensor LmHead::loss(const LayerContext& ctx, const Tensor& x, const Tensor& labe
   return d_x->sum();
 }
 
-// Rows of the weight whose logits are a tensor of their own.
-std::vector<Range> LmHead::parts(const LayerContext& ctx) const {
-  const LeafCut* const leaves = ctx.weights.leaves(table_.weight);
-  return leaves != nullptr ? leaves->rows : std::vector<Range>{{0, table_.rows.size()}};
-}
-
 LmHead::Chunk LmHead::make_logits(const LayerContext& ctx, Range tokens, const Tensor& x, const Tensor& labels) const {
   const Tensor weight = ctx.weights.acquire_forward(table_.weight);
-  const auto logits_of = [&](Range rows) {
-    const Tensor logits = ctx.scratch.allocate("logits", DType::kF32, {tokens.size(), rows.size()});
-    ops::matmul(ctx.stream, x, ops::Transpose::kNo, weight.rows(rows.begin, rows.end), ops::Transpose::kYes, logits);
-    if (softcap_ > 0) ops::softcap(ctx.stream, softcap_, logits);
-    return logits;
-  };
-  Chunk chunk{tokens, x, labels, parts(ctx), {}, {}, {}, {}};
-  if (ctx.sink != nullptr && chunk.rows.size() > 1) {  // it wants them in one piece
-    const ArenaScope scope(ctx.scratch);
-    offer(ctx, "logits", logits_of({0, table_.rows.size()}), tokens.begin);
-  }
-  for (const Range& rows : chunk.rows) chunk.logits.push_back(logits_of(rows));
-  if (chunk.rows.size() == 1) offer(ctx, "logits", chunk.logits.front(), tokens.begin);
+  Chunk chunk{tokens, x, labels, {}, {}, {}, {}};
+  chunk.logits = ctx.scratch.allocate("logits", DType::kF32, {tokens.size(), table_.rows.size()});
+  ops::matmul(ctx.stream, x, ops::Transpose::kNo, weight, ops::Transpose::kYes, chunk.logits);
+  if (softcap_ > 0) ops::softcap(ctx.stream, softcap_, chunk.logits);
+  offer(ctx, "logits", chunk.logits, tokens.begin);
 
   const int64_t n = tokens.size();
   chunk.maximum = ctx.scratch.allocate("logits max", DType::kF32, {n});
@@ -85,14 +71,10 @@ LmHead::Chunk LmHead::make_logits(const LayerContext& ctx, Range tokens, const T
   return chunk;
 }
 
-Range LmHead::vocabulary_of(Range rows) const {
-  return {table_.rows.begin + rows.begin, table_.rows.begin + rows.end};
-}
-
 void LmHead::statistics(const LayerContext& ctx, const Chunk& chunk, const Tensor& sums) const {
   Communicator& group = ctx.region.group();
-  ops::logits_statistics(ctx.stream, chunk.logits.front(), chunk.labels, table_.rows, table_.vocab_size, chunk.maximum,
-                         chunk.sum, chunk.target);
+  ops::logits_statistics(ctx.stream, chunk.logits, {0, table_.rows.size()}, chunk.labels, table_.rows,
+                         table_.vocab_size, chunk.maximum, chunk.sum, chunk.target);
   if (group.size() == 1) return;
   const Tensor own = ctx.scratch.allocate("own logits max", DType::kF32, {chunk.tokens.size()});
   ops::copy(ctx.stream, chunk.maximum, own);
@@ -107,12 +89,12 @@ void LmHead::statistics_in_order(const LayerContext& ctx, const Chunk& chunk, co
   Communicator& group = ctx.region.group();
   const int64_t n = chunk.tokens.size();
   std::vector<Tensor> maxima, sums, targets;
-  for (size_t leaf = 0; leaf < chunk.rows.size(); ++leaf) {
+  for (size_t leaf = 0; leaf < leaves.rows.size(); ++leaf) {
     for (std::vector<Tensor>* values : {&maxima, &sums, &targets}) {
       values->push_back(ctx.scratch.allocate("of a leaf", DType::kF32, {n}));
     }
-    ops::logits_statistics(ctx.stream, chunk.logits[leaf], chunk.labels, vocabulary_of(chunk.rows[leaf]),
-                           table_.vocab_size, maxima[leaf], sums[leaf], targets[leaf]);
+    ops::logits_statistics(ctx.stream, chunk.logits, leaves.rows[leaf], chunk.labels, table_.rows, table_.vocab_size,
+                           maxima[leaf], sums[leaf], targets[leaf]);
     if (leaf == 0) {
       ops::copy(ctx.stream, maxima[leaf], chunk.maximum);
       ops::copy(ctx.stream, targets[leaf], chunk.target);
@@ -123,7 +105,7 @@ void LmHead::statistics_in_order(const LayerContext& ctx, const Chunk& chunk, co
   }
   group.all_reduce(ctx.stream, chunk.maximum, ReduceOp::kMax);
   group.all_reduce(ctx.stream, chunk.target, ReduceOp::kSum);
-  for (size_t leaf = 0; leaf < chunk.rows.size(); ++leaf) {
+  for (size_t leaf = 0; leaf < leaves.rows.size(); ++leaf) {
     ops::rescale_sum_exp(ctx.stream, maxima[leaf], chunk.maximum, sums[leaf]);
   }
   sum_leaves(ctx, leaves, sums, chunk.sum);
@@ -141,23 +123,17 @@ void LmHead::add_losses(const LayerContext& ctx, const Chunk& chunk, const Tenso
 }
 
 void LmHead::chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float scale, const GroupProduct& d_x) const {
-  std::vector<Tensor> d_logits;
-  for (size_t part = 0; part < chunk.rows.size(); ++part) {
-    const Tensor& logits = chunk.logits[part];
-    d_logits.push_back(ctx.activation == DType::kF32
-                           ? logits
-                           : ctx.scratch.allocate("d_logits", ctx.activation, {logits.dim(0), logits.dim(1)}));
-    ops::logits_gradient(ctx.stream, logits, chunk.labels, vocabulary_of(chunk.rows[part]), table_.vocab_size,
-                         chunk.maximum, chunk.sum, scale, softcap_, d_logits.back());
-  }
+  const Tensor& logits = chunk.logits;
+  const Tensor d_logits = ctx.activation == DType::kF32
+                              ? logits
+                              : ctx.scratch.allocate("d_logits", ctx.activation, {logits.dim(0), logits.dim(1)});
+  ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, chunk.maximum, chunk.sum,
+                       scale, softcap_, d_logits);
   d_x.multiply_rows(chunk.tokens.begin, d_logits, ctx.weights.acquire_backward(table_.weight));
   ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, [&](Range tokens, const Tensor& into) {
     const Range local{tokens.begin - chunk.tokens.begin, tokens.end - chunk.tokens.begin};
-    const Tensor x = chunk.x.rows(local.begin, local.end);
-    for (size_t part = 0; part < chunk.rows.size(); ++part) {
-      ops::matmul(ctx.stream, d_logits[part].rows(local.begin, local.end), ops::Transpose::kYes, x, ops::Transpose::kNo,
-                  into.rows(chunk.rows[part].begin, chunk.rows[part].end), 1.0f);
-    }
+    ops::matmul(ctx.stream, d_logits.rows(local.begin, local.end), ops::Transpose::kYes,
+                chunk.x.rows(local.begin, local.end), ops::Transpose::kNo, into, 1.0f);
   });
 }
 

@@ -31,13 +31,10 @@ class LmHead {
     Range tokens;
     Tensor x;                     // (n, C)
     Tensor labels;                // (n)
-    std::vector<Range> rows;      // of the weight, of each part of the logits
-    std::vector<Tensor> logits;   // f32 (n, rows of the part)
+    Tensor logits;                // f32 (n, vocabulary of this rank)
     Tensor maximum, sum, target;  // f32 (n), over the whole vocabulary
   };
   int64_t chunk_size(const LayerContext& ctx) const;
-  std::vector<Range> parts(const LayerContext& ctx) const;
-  Range vocabulary_of(Range rows) const;
   Chunk make_logits(const LayerContext& ctx, Range tokens, const Tensor& x, const Tensor& labels) const;
   void statistics(const LayerContext& ctx, const Chunk& chunk, const Tensor& sums) const;
   void statistics_in_order(const LayerContext& ctx, const Chunk& chunk, const LeafCut& leaves) const;

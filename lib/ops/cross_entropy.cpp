@@ -19,23 +19,27 @@ using cpu::store;
 
 // The columns of a chunk of logits that are tokens, not padding.
 struct Columns {
-  Columns(const Tensor& logits, Range vocabulary, int64_t vocabulary_size)
-      : width(logits.dim(1)), tokens(intersect(vocabulary, {0, vocabulary_size})), first(vocabulary.begin) {}
+  Columns(const Tensor& logits, Range columns, Range vocabulary, int64_t vocabulary_size)
+      : width(logits.dim(1)),
+        begin(columns.begin),
+        tokens(intersect({vocabulary.begin + columns.begin, vocabulary.begin + columns.end}, {0, vocabulary_size})),
+        first(vocabulary.begin + columns.begin) {}
 
   int64_t count() const { return tokens.size(); }
-  // Column of the label, or -1 where it is masked or on another rank.
+  // The label's, counted from the first; -1 where it is masked or elsewhere.
   int64_t of(int32_t label) const { return tokens.contains(label) ? label - first : -1; }
 
-  int64_t width;
+  int64_t width;  // of a row
+  int64_t begin;  // in a row
   Range tokens;
-  int64_t first;
+  int64_t first;  // token of the first
 };
 
 void statistics_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels, float* maximum,
                     float* sum, float* target) {
   cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
-      const float* row = logits + t * columns.width;
+      const float* row = logits + t * columns.width + columns.begin;
       const float peak = cpu::lane_max(columns.count(), row);
       maximum[t] = peak;
       double total = 0;
@@ -112,10 +116,13 @@ void softcap(const Stream& stream, float cap, const Tensor& logits) {
                     [=](Range range) { softcap_cpu(range.size(), cap, x + range.begin); });
 }
 
-void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
+void logits_statistics(const Stream& stream, const Tensor& logits, Range columns, const Tensor& labels,
+                       Range vocabulary, int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum,
+                       const Tensor& target) {
   constexpr auto kOp = "logits_statistics";
   expect_logits(kOp, logits, vocabulary);
+  INVAR_CHECK(0 <= columns.begin && columns.begin <= columns.end && columns.end <= logits.dim(1),
+              "{}: columns [{}, {}) of {}", kOp, columns.begin, columns.end, logits.describe());
   const int64_t n = logits.dim(0);
   expect(kOp, "labels", labels, DType::kI32, {n});
   expect(kOp, "maximum", maximum, DType::kF32, {n});
@@ -123,9 +130,9 @@ void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor&
   expect(kOp, "target", target, DType::kF32, {n});
   if (!has_work(kOp, stream, {&logits, &labels, &maximum, &sum, &target})) return;
   if (on_cuda(stream)) {
-    return cuda::logits_statistics(stream, logits, labels, vocabulary, vocabulary_size, maximum, sum, target);
+    return cuda::logits_statistics(stream, logits, columns, labels, vocabulary, vocabulary_size, maximum, sum, target);
   }
-  statistics_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
+  statistics_cpu(stream.threads(), n, Columns(logits, columns, vocabulary, vocabulary_size), logits.data<float>(),
                  labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), target.data<float>());
 }
 
@@ -186,8 +193,9 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
     return cuda::logits_gradient(stream, logits, labels, vocabulary, vocabulary_size, maximum, sum, scale, cap,
                                  d_logits);
   visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
-    gradient_cpu(stream.threads(), n, Columns(logits, vocabulary, vocabulary_size), logits.data<float>(),
-                 labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, cap, d_logits.data<T>());
+    gradient_cpu(stream.threads(), n, Columns(logits, {0, logits.dim(1)}, vocabulary, vocabulary_size),
+                 logits.data<float>(), labels.data<int32_t>(), maximum.data<float>(), sum.data<float>(), scale, cap,
+                 d_logits.data<T>());
   });
 }
 

@@ -13,10 +13,11 @@ namespace invar::ops {
 // In place, before everything else: logits = cap · tanh(logits / cap).
 void softcap(const Stream& stream, float cap, const Tensor& logits);
 
-// All f32 (n), written: the maximum of these columns, −inf for padding only; sum = Σ exp(logit − maximum); target = the
-// label's logit if it is in `vocabulary`, else 0.
-void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target);
+// Of some columns of the logits, all f32 (n), written: their maximum, −inf for padding only; sum = Σ exp(logit −
+// maximum), in an order that depends on their number alone; target = the label's logit if it is among them, else 0.
+void logits_statistics(const Stream& stream, const Tensor& logits, Range columns, const Tensor& labels,
+                       Range vocabulary, int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum,
+                       const Tensor& target);
 // sum (n) · exp(own_maximum − maximum), in place: from this rank's maximum to that of all; 0 for padding only.
 void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tensor& maximum, const Tensor& sum);
 // losses f32 (n) = log(sum) + maximum − target, 0 where masked.

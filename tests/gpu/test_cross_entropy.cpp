@@ -41,8 +41,8 @@ struct Statistics {
 
 Statistics cpu_statistics(const Chunk& chunk) {
   Statistics out(chunk.n);
-  logits_statistics(kThreads, chunk.logits, chunk.labels, chunk.vocabulary, chunk.vocabulary_size, out.maximum, out.sum,
-                    out.target);
+  logits_statistics(kThreads, chunk.logits, {0, chunk.width}, chunk.labels, chunk.vocabulary, chunk.vocabulary_size,
+                    out.maximum, out.sum, out.target);
   return out;
 }
 
@@ -50,7 +50,8 @@ Statistics gpu_statistics(const Chunk& chunk) {
   const DeviceTensor logits(chunk.logits), labels(chunk.labels);
   const Statistics empty(chunk.n);
   const DeviceTensor maximum(empty.maximum), sum(empty.sum), target(empty.target);
-  logits_statistics(gpu(), logits, labels, chunk.vocabulary, chunk.vocabulary_size, maximum, sum, target);
+  logits_statistics(gpu(), logits, {0, chunk.width}, labels, chunk.vocabulary, chunk.vocabulary_size, maximum, sum,
+                    target);
   Statistics out(chunk.n);
   copy_across(gpu(), maximum, out.maximum);
   copy_across(gpu(), sum, out.sum);
@@ -106,6 +107,31 @@ TEST_CASE("logits_statistics on the GPU of padding, huge logits and NaN") {
   CHECK(actual.sum[0] == 1);
   CHECK(actual.sum[1] == Approx(wanted.sum[1]).epsilon(1e-6));
   CHECK(std::isnan(actual.sum[2]));  // never hidden
+}
+
+TEST_CASE("logits_statistics on the GPU of some columns has the bits of a copy of them") {
+  const int64_t n = 6, width = 9000;
+  const Range columns = GENERATE(Range{0, 9000}, Range{2048, 6000}, Range{8000, 9000}, Range{4000, 4000}, Range{5, 18});
+  CAPTURE(columns.begin, columns.end);
+  const Chunk chunk(n, width, 8500);  // some of them padding
+  HostTensor copied(DType::kF32, {n, columns.size()});
+  for (int64_t t = 0; t < n; ++t) {
+    for (int64_t c = columns.begin; c < columns.end; ++c) {
+      copied.set(static_cast<size_t>(t * columns.size() + c - columns.begin), chunk.logits[chunk.at(t, c)]);
+    }
+  }
+  const DeviceTensor logits(chunk.logits), part(copied), labels(chunk.labels);
+  const HostTensor empty(DType::kF32, {n});
+  const auto statistics = [&](const Tensor& of, Range those, int64_t first) {
+    const DeviceTensor maximum(empty), sum(empty), target(empty);
+    logits_statistics(gpu(), of, those, labels, {first, first + of.dim(1)}, chunk.vocabulary_size, maximum, sum,
+                      target);
+    return std::array{maximum.host(), sum.host(), target.host()};
+  };
+  const int64_t first = chunk.vocabulary.begin;
+  const auto there = statistics(logits, columns, first),
+             apart = statistics(part, {0, columns.size()}, first + columns.begin);
+  for (size_t i = 0; i < there.size(); ++i) CHECK(there[i].same_bits(apart[i]));
 }
 
 TEST_CASE("rescale_sum_exp and token_losses on the GPU") {
@@ -178,7 +204,8 @@ TEST_CASE("cross entropy on the GPU of rows at any alignment") {
                        const Tensor& s, const Tensor& hit, const Tensor& d) {
     const auto row = [&](const Tensor& tensor) { return tensor.rows(t, t + 1); };
     softcap(stream, 30.0f, row(x));
-    logits_statistics(stream, row(x), row(label), chunk.vocabulary, chunk.vocabulary_size, row(m), row(s), row(hit));
+    logits_statistics(stream, row(x), {0, width}, row(label), chunk.vocabulary, chunk.vocabulary_size, row(m), row(s),
+                      row(hit));
     logits_gradient(stream, row(x), row(label), chunk.vocabulary, chunk.vocabulary_size, row(m), row(s), 0.5f, 30.0f,
                     row(d));
   };
@@ -206,7 +233,10 @@ TEST_CASE("cross entropy on the GPU refuses rows in packs that are not aligned")
   const DeviceTensor m{HostTensor(DType::kF32, {1})}, s{HostTensor(DType::kF32, {1})},
       hit{HostTensor(DType::kF32, {1})};
   require_error(ErrorKind::kFault, {"logits_statistics", "not aligned to 16 bytes"}, [&] {
-    logits_statistics(gpu(), from_second(flat, {1, 40}), labels, {0, 40}, 40, m, s, hit);
+    logits_statistics(gpu(), from_second(flat, {1, 40}), {0, 40}, labels, {0, 40}, 40, m, s, hit);
+  });
+  require_error(ErrorKind::kFault, {"logits_statistics", "columns [2, 10)", "not aligned to 16 bytes"}, [&] {
+    logits_statistics(gpu(), row, {2, 10}, labels, {0, 40}, 40, m, s, hit);
   });
   require_error(ErrorKind::kFault, {"logits_gradient", "not aligned"}, [&] {
     logits_gradient(gpu(), row, labels, {0, 40}, 40, m, s, 1.0f, 0.0f, from_second(odd, {1, 40}));

@@ -250,8 +250,8 @@ TEST_CASE("padding is masked after the softcap; the other order is noticed") {
     };
     const Tensor row = f32(x, 0, {1, 256});
     ops::softcap(stream, kCap, row);
-    ops::logits_statistics(stream, row, Tensor(label.data(), DType::kI32, DeviceType::kCpu, {1}), kRows, vocabulary,
-                           f32(out, 0, {1}), f32(out, 1, {1}), f32(out, 2, {1}));
+    ops::logits_statistics(stream, row, {0, row.dim(1)}, Tensor(label.data(), DType::kI32, DeviceType::kCpu, {1}),
+                           kRows, vocabulary, f32(out, 0, {1}), f32(out, 1, {1}), f32(out, 2, {1}));
     return double{out[1]} * std::exp(double{out[0]});
   };
   for (const float padding : {0.0f, 1e9f, -1e9f}) CHECK(sum_of(kVocab, padding) == Approx(exact).epsilon(1e-6));

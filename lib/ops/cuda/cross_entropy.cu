@@ -17,20 +17,22 @@ constexpr int kSmallThreads = 256;
 
 // The columns of a chunk of logits that are tokens, not padding.
 struct Columns {
-  Columns(const Tensor& logits, Range vocabulary, int64_t vocabulary_size)
+  Columns(const Tensor& logits, Range columns, Range vocabulary, int64_t vocabulary_size)
       : width(static_cast<uint32_t>(logits.dim(1))),
-        count(static_cast<uint32_t>(intersect(vocabulary, {0, vocabulary_size}).size())),
-        first(vocabulary.begin) {}
+        begin(static_cast<uint32_t>(columns.begin)),
+        first(vocabulary.begin + columns.begin),
+        count(static_cast<uint32_t>(intersect({first, first + columns.size()}, {0, vocabulary_size}).size())) {}
 
-  // Column of the label, or -1 where it is masked or on another rank.
+  // The label's, counted from the first; -1 where it is masked or elsewhere.
   __device__ int64_t of(int32_t label) const {
     const int64_t column = label - first;
     return label >= 0 && column >= 0 && column < count ? column : -1;
   }
 
-  uint32_t width;
+  uint32_t width;  // of a row
+  uint32_t begin;  // in a row
+  int64_t first;   // token of the first
   uint32_t count;
-  int64_t first;
 };
 
 // body(i, pack) for pack i of a thread's packs [0, packs), kPacks of them loaded before the first body runs. A body
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
     statistics_kernel(Columns columns, const float* __restrict__ logits, const int32_t* labels, float* maximum,
                       float* sum, float* target) {
   const int64_t t = blockIdx.x;
-  const float* row = logits + t * columns.width;
+  const float* row = logits + t * columns.width + columns.begin;
   Statistics own;
   for_packs<N>(row, (columns.count + N - 1) / N, [&](uint32_t at, const Pack<float, N>& pack) {
     float x[N];
@@ -207,12 +209,16 @@ void launch_softcap(const Stream& stream, float cap, const Tensor& logits) {
   softcap_kernel<N><<<blocks, kSmallThreads, 0, cuda_handle(stream)>>>(cap, logits.data<float>(), size);
 }
 
-// Whether rows are read in packs, which the order of a sum depends on: their width alone decides. Error{kFault} if
+// Whether columns are read in packs, which the order of a sum depends on: their number alone decides. Error{kFault} if
 // packs of the logits, or those of `other`, then do not lie at multiples of their size.
-bool rows_are_packs(std::string_view op, const Tensor& logits, const Tensor& other) {
-  if (logits.dim(1) % kVectorWidth<float> != 0) return false;
+bool are_packs(std::string_view op, const Tensor& logits, Range columns, const Tensor& other) {
+  constexpr int64_t kPack = kVectorWidth<float>;
+  if (columns.size() % kPack != 0) return false;
+  INVAR_CHECK(columns.begin % kPack == 0 && logits.dim(1) % kPack == 0,
+              "{}: columns [{}, {}) of {} are not aligned to 16 bytes", op, columns.begin, columns.end,
+              logits.describe());
   expect_aligned(op, {logits.raw()});
-  expect_aligned(op, {other.raw()}, kVectorWidth<float> * size_of(other.dtype()));
+  expect_aligned(op, {other.raw()}, kPack * size_of(other.dtype()));
   return true;
 }
 
@@ -228,15 +234,16 @@ void softcap(const Stream& stream, float cap, const Tensor& logits) {
   check_launch("softcap");
 }
 
-void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target) {
+void logits_statistics(const Stream& stream, const Tensor& logits, Range columns, const Tensor& labels,
+                       Range vocabulary, int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum,
+                       const Tensor& target) {
   if (labels.empty()) return;
   constexpr auto kOp = "logits_statistics";
   const auto kernel =
-      rows_are_packs(kOp, logits, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
+      are_packs(kOp, logits, columns, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
   kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
-      Columns(logits, vocabulary, vocabulary_size), logits.data<float>(), labels.data<int32_t>(), maximum.data<float>(),
-      sum.data<float>(), target.data<float>());
+      Columns(logits, columns, vocabulary, vocabulary_size), logits.data<float>(), labels.data<int32_t>(),
+      maximum.data<float>(), sum.data<float>(), target.data<float>());
   check_launch(kOp);
 }
 
@@ -262,11 +269,12 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
   if (d_logits.empty()) return;
   const Gradient gradient{scale, cap, cap > 0 ? 1.0f / cap : 0.0f};
   constexpr auto kOp = "logits_gradient";
+  const Range all{0, logits.dim(1)};
   visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
-    const auto kernel = rows_are_packs(kOp, logits, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
+    const auto kernel = are_packs(kOp, logits, all, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
                                                               : gradient_kernel<Element<T>, 1>;
     kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
-        Columns(logits, vocabulary, vocabulary_size), gradient, logits.data<float>(), labels.data<int32_t>(),
+        Columns(logits, all, vocabulary, vocabulary_size), gradient, logits.data<float>(), labels.data<int32_t>(),
         maximum.data<float>(), sum.data<float>(), elements<T>(d_logits));
   });
   check_launch(kOp);

@@ -36,8 +36,9 @@ void adamw_update(const Stream& stream, const AdamWParams& params, const Tensor&
                   const Tensor& exp_avg, const Tensor& exp_avg_sq, const Tensor& value);
 
 void softcap(const Stream& stream, float cap, const Tensor& logits);
-void logits_statistics(const Stream& stream, const Tensor& logits, const Tensor& labels, Range vocabulary,
-                       int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum, const Tensor& target);
+void logits_statistics(const Stream& stream, const Tensor& logits, Range columns, const Tensor& labels,
+                       Range vocabulary, int64_t vocabulary_size, const Tensor& maximum, const Tensor& sum,
+                       const Tensor& target);
 void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tensor& maximum, const Tensor& sum);
 void token_losses(const Stream& stream, const Tensor& labels, const Tensor& maximum, const Tensor& sum,
                   const Tensor& target, const Tensor& losses);

@@ -45,7 +45,7 @@ void adamw_update(const Stream&, const AdamWParams&, const Tensor&, const Tensor
 void softcap(const Stream&, float, const Tensor&) {
   refuse();
 }
-void logits_statistics(const Stream&, const Tensor&, const Tensor&, Range, int64_t, const Tensor&, const Tensor&,
+void logits_statistics(const Stream&, const Tensor&, Range, const Tensor&, Range, int64_t, const Tensor&, const Tensor&,
                        const Tensor&) {
   refuse();
 }

@@ -21,6 +21,8 @@ Result run(const HostTensor& logits, const HostTensor& labels, int64_t vocabular
   HostTensor sum(DType::kF32, {n}, Values(rows, 0.0)), target = sum;
   Result result{HostTensor(DType::kF32, {n}), HostTensor(dtype, {n, width})};
 
+  HostTensor whole = logits;
+  if (cap > 0) softcap(stream, cap, whole);
   std::vector<HostTensor> locals, own_maxima, own_sums;
   for (const Range part : parts) {
     HostTensor& local = locals.emplace_back(DType::kF32, std::vector<int64_t>{n, part.size()});
@@ -32,7 +34,15 @@ Result run(const HostTensor& logits, const HostTensor& labels, int64_t vocabular
       local.set(i, logits[row * static_cast<size_t>(width) + static_cast<size_t>(part.begin) + column]);
     }
     if (cap > 0) softcap(stream, cap, local);
-    logits_statistics(stream, local, labels, part, vocabulary_size, part_maximum, part_sum, part_target);
+    logits_statistics(stream, local, {0, part.size()}, labels, part, vocabulary_size, part_maximum, part_sum,
+                      part_target);
+    const HostTensor empty(DType::kF32, {n});
+    HostTensor column_maximum = empty, column_sum = empty, column_target = empty;
+    logits_statistics(stream, whole, part, labels, {0, width}, vocabulary_size, column_maximum, column_sum,
+                      column_target);
+    CHECK(column_maximum.same_bits(part_maximum));
+    CHECK(column_sum.same_bits(part_sum));
+    CHECK(column_target.same_bits(part_target));
     for (size_t t = 0; t < rows; ++t) {
       if (part.begin >= vocabulary_size) {
         CHECK((part_maximum[t] == -kInfinity && part_sum[t] == 0 && part_target[t] == 0));
@@ -167,7 +177,7 @@ TEST_CASE("cross entropy of no tokens, on meta, and of wrong operands") {
 
   const HostTensor logits(DType::kF32, {2, 5}), labels(DType::kI32, {2}), f(DType::kF32, {2}), bf16(DType::kBF16, {2});
   const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };
-  logits_statistics(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), meta(f));
+  logits_statistics(kMeta, meta(logits), {0, 5}, meta(labels), {0, 5}, 5, meta(f), meta(f), meta(f));
   rescale_sum_exp(kMeta, meta(f), meta(f), meta(f));
   token_losses(kMeta, meta(labels), meta(f), meta(f), meta(f), meta(f));
   logits_gradient(kMeta, meta(logits), meta(labels), {0, 5}, 5, meta(f), meta(f), 1.0f, 30.0f, meta(logits));
@@ -175,17 +185,22 @@ TEST_CASE("cross entropy of no tokens, on meta, and of wrong operands") {
 
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_statistics(kCpu, logits, labels, {0, 6}, 5, f, f, f);
+                              logits_statistics(kCpu, logits, {0, 5}, labels, {0, 6}, 5, f, f, f);
                             }),
                  "logits is f32 (2, 5), expected f32 (2, 6)"));
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_statistics(kCpu, logits, labels, {0, 5}, 5, bf16, f, f);
+                              logits_statistics(kCpu, logits, {3, 6}, labels, {0, 5}, 5, f, f, f);
+                            }),
+                 "columns [3, 6) of f32 (2, 5)"));
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              logits_statistics(kCpu, logits, {0, 5}, labels, {0, 5}, 5, bf16, f, f);
                             }),
                  "maximum is bf16 (2)"));
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
-                              logits_statistics(kCpu, logits, f, {0, 5}, 5, f, f, f);
+                              logits_statistics(kCpu, logits, {0, 5}, f, {0, 5}, 5, f, f, f);
                             }),
                  "labels is f32 (2)"));
   CHECK(contains(message_of(ErrorKind::kFault, [&] { token_losses(kCpu, labels, f, no_labels, f, f); }),
