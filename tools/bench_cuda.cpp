@@ -261,7 +261,7 @@ class Bench {
           size_t leaf = 0;
           for (LeafSum sum(program, buffers); !sum.finished(); sum.leaf_done(invariant_), ++leaf) {
             const Range part = steps[leaf].columns;
-            ops::matmul_columns(invariant_, a, part, b.rows(part.begin, part.end), sum.target(),
+            ops::matmul_columns(invariant_, a, part, ops::Transpose::kNo, b.rows(part.begin, part.end), sum.target(),
                                 sum.accumulate() ? 1.0f : 0.0f);
           }
         };

@@ -48,6 +48,7 @@ constexpr double cos_of_turn(double t) {
   const bool flip = u > 0.78539816339744830962;
   const double v = flip ? 1.57079632679489661923 - u : u;  // [0, pi/4]
   const double v2 = v * v;
+  // Not beside the function: code for GPUs reads no arrays of the host.
   constexpr auto kCosine = taylor(0);
   constexpr auto kSine = taylor(1);
   double c = 0.0;

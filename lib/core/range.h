@@ -10,13 +10,13 @@ struct Range {
   int64_t begin = 0;
   int64_t end = 0;
 
-  int64_t size() const { return end - begin; }
-  bool empty() const { return end <= begin; }
+  constexpr int64_t size() const { return end - begin; }
+  constexpr bool empty() const { return end <= begin; }
   constexpr bool contains(int64_t index) const { return begin <= index && index < end; }
-  bool operator==(const Range&) const = default;
+  constexpr bool operator==(const Range&) const = default;
 };
 
-inline Range intersect(Range a, Range b) {
+constexpr Range intersect(Range a, Range b) {
   const int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }

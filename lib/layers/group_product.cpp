@@ -42,7 +42,7 @@ void GroupProduct::multiply_rows(int64_t first, const Tensor& a, const Tensor& w
   size_t index = 0;
   for (LeafSum sum(leaves_->program, terms); !sum.finished(); sum.leaf_done(ctx_.stream)) {
     const Range rows = leaves_->rows[index++];
-    ops::matmul_columns(ctx_.stream, a, rows, w.rows(rows.begin, rows.end), sum.target(),
+    ops::matmul_columns(ctx_.stream, a, rows, Transpose::kNo, w.rows(rows.begin, rows.end), sum.target(),
                         sum.accumulate() ? 1.0f : 0.0f);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/units.h"
 #include "core/integer.h"
 #include "layers/group_product.h"
 #include "ops/cross_entropy.h"
@@ -20,6 +21,9 @@ int64_t chunk_tokens(DeviceType device, int64_t widest, int64_t tokens) {
   const int64_t most = std::clamp<int64_t>((320 << 20) / width, kTile, 16384);
   return round_up(ceil_div(tokens, ceil_div(tokens, most)), kTile);
 }
+
+// Of the weight's gradient, in one product in fixed order.
+constexpr int64_t kProvedBytes = 512 << 20;
 
 }  // namespace
 
@@ -130,10 +134,18 @@ void LmHead::chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float s
   ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, chunk.maximum, chunk.sum,
                        scale, softcap_, d_logits);
   d_x.multiply_rows(chunk.tokens.begin, d_logits, ctx.weights.acquire_backward(table_.weight));
+  // In fixed order a product is proved with memory of its own for what it adds to.
+  const int64_t rows = table_.rows.size();
+  const bool proved = ctx.weights.leaves(table_.weight) != nullptr;
+  const int64_t parts = proved ? ceil_div(rows * chunk.x.dim(1) * size_of(DType::kF32), kProvedBytes) : 1;
+  const int64_t at_once = round_up(ceil_div(rows, std::max<int64_t>(parts, 1)), kVocabUnit);
   ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, [&](Range tokens, const Tensor& into) {
     const Range local{tokens.begin - chunk.tokens.begin, tokens.end - chunk.tokens.begin};
-    ops::matmul(ctx.stream, d_logits.rows(local.begin, local.end), ops::Transpose::kYes,
-                chunk.x.rows(local.begin, local.end), ops::Transpose::kNo, into, 1.0f);
+    for (int64_t begin = 0; begin < rows; begin += at_once) {
+      const Range part{begin, std::min(begin + at_once, rows)};
+      ops::matmul_columns(ctx.stream, d_logits.rows(local.begin, local.end), part, ops::Transpose::kYes,
+                          chunk.x.rows(local.begin, local.end), into.rows(part.begin, part.end), 1.0f);
+    }
   });
 }
 

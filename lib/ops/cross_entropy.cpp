@@ -26,7 +26,7 @@ struct Columns {
         first(vocabulary.begin + columns.begin) {}
 
   int64_t count() const { return tokens.size(); }
-  // The label's, counted from the first; -1 where it is masked or elsewhere.
+  // The label's column, counted from the first of these; -1 where it is masked or elsewhere.
   int64_t of(int32_t label) const { return tokens.contains(label) ? label - first : -1; }
 
   int64_t width;  // of a row
@@ -37,7 +37,7 @@ struct Columns {
 
 void statistics_cpu(int threads, int64_t n, Columns columns, const float* logits, const int32_t* labels, float* maximum,
                     float* sum, float* target) {
-  cpu::parallel_for(threads, n, columns.width, [=](Range rows) {
+  cpu::parallel_for(threads, n, columns.count(), [=](Range rows) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       const float* row = logits + t * columns.width + columns.begin;
       const float peak = cpu::lane_max(columns.count(), row);

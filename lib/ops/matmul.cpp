@@ -71,13 +71,13 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
            beta);
 }
 
-void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& c,
-                    float beta) {
+void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
+                    const Tensor& c, float beta) {
   constexpr auto kOp = "matmul_columns";
   expect_matrices(kOp, a, b, c);
   const bool inside = 0 <= columns.begin && columns.begin <= columns.end && columns.end <= a.dim(1);
   INVAR_CHECK(inside, "{}: columns {} to {} of a {}", kOp, columns.begin, columns.end, a.describe());
-  multiply(kOp, stream, a, columns, false, b, false, c, beta);
+  multiply(kOp, stream, a, columns, transpose_a == Transpose::kYes, b, false, c, beta);
 }
 
 bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,

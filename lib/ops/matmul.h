@@ -22,10 +22,10 @@ enum class Transpose : bool { kNo = false, kYes = true };
 void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const Tensor& b, Transpose transpose_b,
             const Tensor& c, float beta = 0.0f);
 
-// c (M, N) = a[:, columns] (M, columns.size()) · b (columns.size(), N) + beta · c: the rules of matmul() of a copy of
-// these columns, and its bits on the CPU and on an invariant stream.
-void matmul_columns(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& c,
-                    float beta = 0.0f);
+// c (M, N) = op(a[:, columns]) · b (K, N) + beta · c, where the columns are K or, transposed, M: the rules of matmul()
+// of a copy of these columns, and its bits on the CPU and on an invariant stream.
+void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
+                    const Tensor& c, float beta = 0.0f);
 
 // A step of a sum over leaves of k, which has a stack of sums: the product over `columns` of a goes to `buffer`, a new
 // one or the last (then it is added to what is there), and `joins` times the last sum is added to the one below.

@@ -27,8 +27,8 @@ struct MemorySizes {
   int64_t total() const { return parameters + gradients + optimizer + constants + saved + scratch; }
 };
 
-// What the libraries take on a GPU beside arenas and proofs: above all cuDNN for the backward pass of attention, up to
-// 2.5 GiB, and NCCL.
+// What workspaces and the libraries take on a GPU beside arenas and proofs: above all the backward pass of attention,
+// of cuDNN up to 2.5 GiB, and NCCL.
 constexpr int64_t kOutsideArenas = int64_t{3} << 30;
 
 // Everything of a run that lives on one rank's device: weights, gradients, optimizer state, and the stacks that a step

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <list>
 #include <map>
 #include <optional>
@@ -299,22 +300,37 @@ TEST_CASE("bits are the same again, and for a sample or a group alone") {
   }
 }
 
-TEST_CASE("the last of many samples has the bits that it has alone") {
-  const AttentionShape shape{9, 1024, 1, 8, 512, 0};  // more than the tiled backend adds up at a time
-  const int64_t last = shape.samples - 1;
+TEST_CASE("a backward pass in parts has the bits of its samples and groups alone") {
+  // Each sample, or group, has 8 MiB of terms of d_k and d_v; the tiled backend adds up 64 MiB at a time.
+  const auto [samples, groups] = GENERATE(values<std::pair<int64_t, int64_t>>({{10, 1}, {2, 10}}));
+  const AttentionShape shape{samples, 256, groups, 8, 512, 0};
   const HostTensor starts = document_starts(shape);
   AttentionCase c(shape, DType::kBF16, 1, kAligned);
   c.params.document_starts = starts;
-  AttentionOperands alone = c.sample(last);
-  alone.params.document_starts = starts.tensor().rows(last * shape.sequence, shape.samples * shape.sequence);
   const auto backends = ops::cuda::attention_backends();
   const AttentionBackend& tiled = **std::ranges::find(backends, "tiled", [](const auto* b) { return b->name(); });
   const AttentionResult all = run_on_gpu(tiled, c, c);
-  const auto tail = [&](const std::vector<double>& values) {
-    return std::vector<double>(values.end() - std::ssize(values) / shape.samples, values.end());
+  const auto parts_of = [](const std::vector<double>& values, int64_t rows, int64_t row, int64_t of, int64_t ofs) {
+    const auto size = std::ssize(values) / rows;
+    std::vector<double> part(values.begin() + row * size, values.begin() + (row + 1) * size);
+    return columns(part, size / 256, of * size / 256 / ofs, (of + 1) * size / 256 / ofs);
   };
-  CHECK(same_bits(run_on_gpu(tiled, c, alone),
-                  {tail(all.out), tail(all.lse), tail(all.d_q), tail(all.d_k), tail(all.d_v)}));
+  for (const int64_t index : {0, 7, 8, 9}) {  // ends and beginnings of parts
+    CAPTURE(index);
+    const bool of_samples = groups == 1;
+    const int64_t sample = of_samples ? index : 1, group = of_samples ? 0 : index;
+    AttentionOperands alone = c.sample(sample);
+    alone.params.document_starts = starts.tensor().rows(sample * shape.sequence, (sample + 1) * shape.sequence);
+    for (ops::HeadView* view : alone.views()) {
+      view->groups = 1;
+      view->offset += group * view->group_stride;
+    }
+    const auto part = [&](const std::vector<double>& values) {
+      return parts_of(values, samples, sample, group, groups);
+    };
+    CHECK(same_bits(run_on_gpu(tiled, c, alone),
+                    {part(all.out), part(all.lse), part(all.d_q), part(all.d_k), part(all.d_v)}));
+  }
 }
 
 TEST_CASE("groups that see the same keys and values have the bits of groups with copies of them") {

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "like_cpu.h"
 #include "ops/cross_entropy.h"
 
@@ -113,7 +115,7 @@ TEST_CASE("logits_statistics on the GPU of some columns has the bits of a copy o
   const int64_t n = 6, width = 9000;
   const Range columns = GENERATE(Range{0, 9000}, Range{2048, 6000}, Range{8000, 9000}, Range{4000, 4000}, Range{5, 18});
   CAPTURE(columns.begin, columns.end);
-  const Chunk chunk(n, width, 8500);  // some of them padding
+  const Chunk chunk(n, width, 8500, 1000);  // some of them padding
   HostTensor copied(DType::kF32, {n, columns.size()});
   for (int64_t t = 0; t < n; ++t) {
     for (int64_t c = columns.begin; c < columns.end; ++c) {

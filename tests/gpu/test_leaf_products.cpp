@@ -66,7 +66,7 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   size_t index = 0;
   for (LeafSum sum(cut.program, {buffers.begin(), buffers.end()}); !sum.finished(); sum.leaf_done(stream)) {
     const Range part = cut.columns[index++];
-    ops::matmul_columns(stream, a, part, b.tensor().rows(part.begin, part.end), sum.target(),
+    ops::matmul_columns(stream, a, part, ops::Transpose::kNo, b.tensor().rows(part.begin, part.end), sum.target(),
                         sum.accumulate() ? 1.0f : 0.0f);
   }
   synchronize(stream);

@@ -121,18 +121,21 @@ TEST_CASE("matmul_columns on the GPU is matmul of a copy") {
                                                               {512, 384, 2048, {512, 1536}},
                                                               {2048, 1024, 4096, {2048, 4096}},
                                                               {5, 7, 9, {4, 4}}}));
-  CAPTURE(name_of(in), name_of(out), beta, m, n, stored, columns.begin, columns.end);
-  const HostTensor a = random_tensor(in, {m, stored}, 1), b = random_tensor(in, {columns.size(), n}, 2);
+  const bool transposed = GENERATE(false, true);  // then m are the terms
+  CAPTURE(name_of(in), name_of(out), beta, m, n, stored, columns.begin, columns.end, transposed);
+  const HostTensor a = random_tensor(in, {m, stored}, 1),
+                   b = random_tensor(in, {transposed ? m : columns.size(), n}, 2);
   HostTensor copied(in, {m, columns.size()});
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t k = 0; k < columns.size(); ++k) {
       copied.set(static_cast<size_t>(i * columns.size() + k), a[static_cast<size_t>(i * stored + columns.begin + k)]);
     }
   }
-  const HostTensor c = random_tensor(out, {m, n}, 3);
+  const HostTensor c = random_tensor(out, {transposed ? columns.size() : m, n}, 3);
   const DeviceTensor device_a(a), device_copied(copied), device_b(b), device_c(c), wanted(c);
-  matmul_columns(gpu(), device_a, columns, device_b, device_c, beta);
-  matmul(gpu(), device_copied, Transpose::kNo, device_b, Transpose::kNo, wanted, beta);
+  const Transpose transpose{transposed};
+  matmul_columns(gpu(), device_a, columns, transpose, device_b, device_c, beta);
+  matmul(gpu(), device_copied, transpose, device_b, Transpose::kNo, wanted, beta);
   // A row stride may change the algorithm, and with it the order.
   CHECK(relative_norm(device_c.host().values(), wanted.host().values()) <= (out == DType::kBF16 ? 1e-3 : 1e-5));
 }
@@ -258,17 +261,34 @@ TEST_CASE("columns on an invariant stream have the bits of a copy, and two leave
   synchronize(gpu());
   const Stream stream = invariant_stream();
   const Tensor upper = device_b.tensor().rows(0, half), lower = device_b.tensor().rows(half, k);
-  matmul_columns(stream, device_a, {0, half}, upper, leaves);
+  matmul_columns(stream, device_a, {0, half}, Transpose::kNo, upper, leaves);
   matmul(stream, left, Transpose::kNo, upper, Transpose::kNo, copied);
   synchronize(stream);
   CHECK(leaves.host().same_bits(copied.host()));
-  matmul_columns(stream, device_a, {half, k}, lower, leaves, 1.0f);
+  matmul_columns(stream, device_a, {half, k}, Transpose::kNo, lower, leaves, 1.0f);
   matmul(stream, right, Transpose::kNo, lower, Transpose::kNo, copied, 1.0f);
   matmul(stream, device_a, Transpose::kNo, device_b, Transpose::kNo, whole);
   synchronize(stream);
   CHECK(leaves.host().same_bits(copied.host()));
   CHECK(relative_norm(leaves.host().values(), whole.host().values()) <= 1e-5);
   CHECK(differing(leaves.host(), whole.host()) > m * n / 2);
+}
+
+TEST_CASE("transposed columns on an invariant stream are rows of the whole product, bit for bit") {
+  const DType in = GENERATE(DType::kF32, DType::kBF16);
+  const float beta = GENERATE(0.0f, 1.0f);
+  const int64_t k = 1000, columns = 1536, n = 264;
+  const HostTensor a = random_tensor(in, {k, columns}, 1), b = random_tensor(in, {k, n}, 2);
+  const HostTensor before = random_tensor(DType::kF32, {columns, n}, 3);
+  const DeviceTensor device_a(a), device_b(b), parts(before), whole(before);
+  synchronize(gpu());
+  const Stream stream = invariant_stream();
+  for (const Range part : {Range{0, 256}, Range{256, 1000}, Range{1000, columns}}) {
+    matmul_columns(stream, device_a, part, Transpose::kYes, device_b, parts.tensor().rows(part.begin, part.end), beta);
+  }
+  matmul(stream, device_a, Transpose::kYes, device_b, Transpose::kNo, whole, beta);
+  synchronize(stream);
+  CHECK(parts.host().same_bits(whole.host()));
 }
 
 TEST_CASE("f32 products on an invariant stream have the bits of the CPU") {
@@ -354,8 +374,8 @@ TEST_CASE("the comparison with the chain counts another order, in f32 and rounde
   const DeviceTensor sums(HostTensor(DType::kF32, {m, n}));
   synchronize(gpu());
   const Tensor& b = compared.b.tensor();
-  matmul_columns(compared.stream, compared.a, {0, k / 2}, b.rows(0, k / 2), sums);
-  matmul_columns(compared.stream, compared.a, {k / 2, k}, b.rows(k / 2, k), sums, 1.0f);
+  matmul_columns(compared.stream, compared.a, {0, k / 2}, Transpose::kNo, b.rows(0, k / 2), sums);
+  matmul_columns(compared.stream, compared.a, {k / 2, k}, Transpose::kNo, b.rows(k / 2, k), sums, 1.0f);
   copy(compared.stream, sums, compared.c);
   CHECK(compared.out_of_order() > m * n / 3);
 }

@@ -23,7 +23,7 @@ struct Columns {
         first(vocabulary.begin + columns.begin),
         count(static_cast<uint32_t>(intersect({first, first + columns.size()}, {0, vocabulary_size}).size())) {}
 
-  // The label's, counted from the first; -1 where it is masked or elsewhere.
+  // The label's column, counted from the first of these; -1 where it is masked or elsewhere.
   __device__ int64_t of(int32_t label) const {
     const int64_t column = label - first;
     return label >= 0 && column >= 0 && column < count ? column : -1;
@@ -211,7 +211,7 @@ void launch_softcap(const Stream& stream, float cap, const Tensor& logits) {
 
 // Whether columns are read in packs, which the order of a sum depends on: their number alone decides. Error{kFault} if
 // packs of the logits, or those of `other`, then do not lie at multiples of their size.
-bool are_packs(std::string_view op, const Tensor& logits, Range columns, const Tensor& other) {
+bool reads_packs(std::string_view op, const Tensor& logits, Range columns, const Tensor& other) {
   constexpr int64_t kPack = kVectorWidth<float>;
   if (columns.size() % kPack != 0) return false;
   INVAR_CHECK(columns.begin % kPack == 0 && logits.dim(1) % kPack == 0,
@@ -240,7 +240,7 @@ void logits_statistics(const Stream& stream, const Tensor& logits, Range columns
   if (labels.empty()) return;
   constexpr auto kOp = "logits_statistics";
   const auto kernel =
-      are_packs(kOp, logits, columns, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
+      reads_packs(kOp, logits, columns, logits) ? statistics_kernel<kVectorWidth<float>> : statistics_kernel<1>;
   kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
       Columns(logits, columns, vocabulary, vocabulary_size), logits.data<float>(), labels.data<int32_t>(),
       maximum.data<float>(), sum.data<float>(), target.data<float>());
@@ -271,8 +271,8 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
   constexpr auto kOp = "logits_gradient";
   const Range all{0, logits.dim(1)};
   visit_float(kOp, d_logits.dtype(), [&]<class T>(std::type_identity<T>) {
-    const auto kernel = are_packs(kOp, logits, all, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
-                                                              : gradient_kernel<Element<T>, 1>;
+    const auto kernel = reads_packs(kOp, logits, all, d_logits) ? gradient_kernel<Element<T>, kVectorWidth<float>>
+                                                                : gradient_kernel<Element<T>, 1>;
     kernel<<<static_cast<unsigned>(labels.numel()), kThreads, 0, cuda_handle(stream)>>>(
         Columns(logits, all, vocabulary, vocabulary_size), gradient, logits.data<float>(), labels.data<int32_t>(),
         maximum.data<float>(), sum.data<float>(), elements<T>(d_logits));

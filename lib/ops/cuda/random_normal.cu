@@ -26,6 +26,7 @@ struct Draw {
 }  // namespace
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out) {
+  INVAR_CHECK(out.dim(1) <= UINT32_MAX, "random_normal: {} columns", out.dim(1));
   visit_float("random_normal", out.dtype(), [&]<class T>(std::type_identity<T>) {
     const Draw<Element<T>> draw{values, elements<T>(out), static_cast<uint32_t>(out.dim(1))};
     run_elementwise(stream, "random_normal", out.numel(), draw);

@@ -1,17 +1,12 @@
-#include <algorithm>
 #include <initializer_list>
 #include <string>
 
-#include "core/range.h"
 #include "ops/attention_check.h"
 #include "ops/cuda/attention_backends.h"
 #include "ops/cuda/tiled_attention.cuh"
 
 namespace invar::ops::cuda {
 namespace {
-
-// Of a backward pass; a large micro-batch goes through it a few samples at a time, which changes no bit.
-constexpr int64_t kWorkspaceBytes = 256 << 20;
 
 // Why the heads of a view cannot be read 16 bytes at a time; empty if they can.
 std::string alignment_refusal(const HeadView& view) {
@@ -67,23 +62,9 @@ class TiledAttention : public AttentionBackend {
     if (q.tokens() == 0) return;
     check_aligned("tiled attention_backward", {&q, &k, &v, &out, &d_out, &d_q, &d_k, &d_v});
     fill_attention_delta<__nv_bfloat16, 8>(stream, out, d_out, delta.data<float>());
-    const int64_t samples = q.tokens() / params.sequence_length;
-    const int64_t bytes = tiled_backward_workspace_bytes(AttentionSizes(params, q));
-    const int64_t at_once = bytes == 0 ? samples : std::max<int64_t>(kWorkspaceBytes / bytes, 1);
-    for (int64_t sample = 0; sample < samples; sample += at_once) {
-      const Range tokens{sample * params.sequence_length, std::min(sample + at_once, samples) * params.sequence_length};
-      const auto part = [&](HeadView view) {
-        view.buffer = view.buffer.rows(tokens.begin, tokens.end);
-        return view;
-      };
-      const auto rows = [&](const Tensor& x) { return x.defined() ? x.rows(tokens.begin, tokens.end) : x; };
-      AttentionParams of_part = params;
-      of_part.document_starts = rows(params.document_starts);
-      launch_tiled_backward(
-          stream, {AttentionSizes(of_part, part(q)), InputHeads(part(q)), InputHeads(part(k)), InputHeads(part(v)),
-                   InputHeads(part(d_out)), rows(lse).data<float>(), rows(delta).data<float>(), OutputHeads(part(d_q)),
-                   OutputHeads(part(d_k)), OutputHeads(part(d_v))});
-    }
+    launch_tiled_backward(stream, {AttentionSizes(params, q), InputHeads(q), InputHeads(k), InputHeads(v),
+                                   InputHeads(d_out), lse.data<float>(), delta.data<float>(),
+                                   static_cast<int>(q.heads()), OutputHeads(d_q), OutputHeads(d_k), OutputHeads(d_v)});
   }
 };
 

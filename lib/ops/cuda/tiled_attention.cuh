@@ -91,12 +91,11 @@ struct TiledBackward {
   InputHeads q, k, v, d_out;
   const float* lse;
   const float* delta;
+  int row_heads;  // of lse and delta
   OutputHeads d_q, d_k, d_v;
-  // If there, of d_k and d_v what each query head adds goes here instead.
+  // If set, each query head's terms of d_k and d_v go here instead.
   DeviceHeads<float> k_terms{}, v_terms{};
 };
-// Bytes of workspace that a sample takes.
-int64_t tiled_backward_workspace_bytes(const AttentionSizes& sizes);
 void launch_tiled_backward(const Stream& stream, const TiledBackward& call);
 
 }  // namespace invar::ops::cuda

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "core/integer.h"
+#include "core/range.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/tiled_attention.cuh"
 
@@ -37,7 +38,7 @@ struct QueryValues {
   __device__ QueryValues(const TiledBackward& call, int sample, int head, int query) {
     const AttentionSizes& sizes = call.sizes;
     if (query >= sizes.sequence) return;
-    const int64_t row = sizes.token(sample, query) * sizes.heads() + head;
+    const int64_t row = sizes.token(sample, query) * call.row_heads + head;
     lse = call.lse[row];
     delta = call.delta[row];
     document_start = sizes.document_start(sample, query);
@@ -74,8 +75,8 @@ struct Passing {
       if (i >= Tiles::kPassing) return;
       const bool exists = i < count;
       const int64_t query = token + (exists ? i : 0);
-      cp_async<4>(shared_address(lse + i), call.lse + query * sizes.heads() + head, exists);
-      cp_async<4>(shared_address(delta + i), call.delta + query * sizes.heads() + head, exists);
+      cp_async<4>(shared_address(lse + i), call.lse + query * call.row_heads + head, exists);
+      cp_async<4>(shared_address(delta + i), call.delta + query * call.row_heads + head, exists);
       if (sizes.document_starts == nullptr) return;
       cp_async<4>(shared_address(document_start + i), sizes.document_starts + query, exists);
     }
@@ -260,10 +261,10 @@ void launch_owned(const Stream& stream, const TiledBackward& call) {
 }
 
 // With so few blocks for the keys of a head each query head has its own, and what they give is added up: a GPU is full,
-// and the blocks are even. It may not depend on the groups or samples of a call, or bits would.
+// and the blocks are even. The choice may not depend on the groups or samples of a call, or bits would.
 constexpr int64_t kFewBlocks = 256;
 bool goes_by_query_heads(const AttentionSizes& sizes) {
-  const int64_t rows = sizes.head_dim <= 256 ? 128 : 64;
+  const int64_t rows = sizes.head_dim <= 256 ? 128 : 64;  // of a block, as launch_owned() has them
   const int64_t slices = ceil_div(sizes.head_dim, 128);
   return sizes.heads_per_group > 1 && ceil_div(sizes.sequence, rows) * slices <= kFewBlocks;
 }
@@ -297,26 +298,29 @@ struct HeadSums {
   }
 };
 
-}  // namespace
-
-int64_t tiled_backward_workspace_bytes(const AttentionSizes& sizes) {
-  const int64_t terms = int64_t{sizes.sequence} * sizes.heads() * 2 * sizes.head_dim;
-  return goes_by_query_heads(sizes) ? terms * int64_t{sizeof(float)} : 0;
+// Of some samples and groups.
+TiledBackward part_of(TiledBackward call, Range samples, Range groups) {
+  const int64_t tokens = samples.begin * call.sizes.sequence;
+  const auto move = [&](auto&... heads) {
+    ((heads.first += tokens * heads.token_stride + groups.begin * heads.group_stride), ...);
+  };
+  move(call.q, call.k, call.v, call.d_out, call.d_q, call.d_k, call.d_v);
+  const int64_t row = tokens * call.row_heads + groups.begin * call.sizes.heads_per_group;
+  call.lse += row;
+  call.delta += row;
+  if (call.sizes.document_starts != nullptr) call.sizes.document_starts += tokens;
+  call.sizes.samples = static_cast<int>(samples.size());
+  call.sizes.groups = static_cast<int>(groups.size());
+  return call;
 }
 
-void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
-  if (!goes_by_query_heads(call.sizes)) {
-    launch_owned<Owned::kKeys>(stream, call);
-    launch_owned<Owned::kQueries>(stream, call);
-    return;
-  }
+void launch_by_query_heads(const Stream& stream, const TiledBackward& call, float* terms) {
   const AttentionSizes& sizes = call.sizes;
   TiledBackward by_heads = call;
   by_heads.sizes.groups = sizes.heads();
   by_heads.sizes.heads_per_group = 1;
   by_heads.k = call.k.for_query_heads(sizes.heads_per_group);
   by_heads.v = call.v.for_query_heads(sizes.heads_per_group);
-  auto* terms = static_cast<float*>(stream.cuda().workspace(sizes.samples * tiled_backward_workspace_bytes(sizes)));
   DeviceHeads<float>& k_terms = by_heads.k_terms;
   k_terms.first = terms;
   k_terms.token_stride = int64_t{sizes.heads()} * 2 * sizes.head_dim;
@@ -327,10 +331,33 @@ void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
   by_heads.v_terms = k_terms;
   by_heads.v_terms.first += sizes.head_dim;
   launch_owned<Owned::kKeys>(stream, by_heads);
-  launch_owned<Owned::kQueries>(stream, call);
   const int64_t tokens = int64_t{sizes.samples} * sizes.sequence;
   run_elementwise(stream, "tiled attention_backward", tokens * sizes.groups * sizes.head_dim,
                   HeadSums{terms, call.d_k, call.d_v, sizes.groups, sizes.heads_per_group, sizes.head_dim});
+}
+
+// Of terms that wait for their sum, unless one sample's of one group are more: that cuts a call in parts.
+constexpr int64_t kTermBytes = 64 << 20;
+
+}  // namespace
+
+void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
+  launch_owned<Owned::kQueries>(stream, call);
+  const AttentionSizes& sizes = call.sizes;
+  if (!goes_by_query_heads(sizes)) return launch_owned<Owned::kKeys>(stream, call);
+  const int64_t of_group =
+      int64_t{sizes.sequence} * sizes.heads_per_group * 2 * sizes.head_dim * int64_t{sizeof(float)};
+  const int64_t groups = std::clamp<int64_t>(kTermBytes / of_group, 1, sizes.groups);
+  const int64_t samples =
+      groups < sizes.groups ? 1 : std::clamp<int64_t>(kTermBytes / (of_group * groups), 1, sizes.samples);
+  auto* terms = static_cast<float*>(stream.cuda().workspace(samples * groups * of_group));
+  for (int64_t sample = 0; sample < sizes.samples; sample += samples) {
+    for (int64_t group = 0; group < sizes.groups; group += groups) {
+      const Range some_samples{sample, std::min<int64_t>(sample + samples, sizes.samples)};
+      const Range some_groups{group, std::min<int64_t>(group + groups, sizes.groups)};
+      launch_by_query_heads(stream, part_of(call, some_samples, some_groups), terms);
+    }
+  }
 }
 
 }  // namespace invar::ops::cuda

@@ -87,6 +87,19 @@ Values reference_losses(Values logits, const HostTensor& labels, size_t width, s
   return losses;
 }
 
+TEST_CASE("statistics of some columns of a rank that does not hold the first tokens") {
+  // Tokens 100 to 111, of which the last three are padding; of them 104 to 110.
+  const HostTensor logits(DType::kF32, {2, 12}, {9, 9, 9, 9, 1, 2, 3, 4, 0, 1e30, 1e30, 9,  //
+                                                 9, 9, 9, 9, 5, 5, 5, 5, 5, 1e30, 1e30, 9});
+  const HostTensor labels(DType::kI32, {2}, {106, 111}), none(DType::kF32, {2});
+  HostTensor maximum = none, sum = none, target = none;
+  logits_statistics(kCpu, logits, {4, 11}, labels, {100, 112}, 109, maximum, sum, target);
+  CHECK(maximum.values() == Values{4, 5});
+  CHECK(sum[0] == Approx(std::exp(-3) + std::exp(-2) + std::exp(-1) + 1 + std::exp(-4)).epsilon(1e-6));
+  CHECK(sum[1] == 5);
+  CHECK(target.values() == Values{3, 0});
+}
+
 TEST_CASE("cross entropy over 1, 2 and 3 parts of a padded vocabulary") {
   const int64_t n = 6, width = 48, vocabulary_size = 37;
   const float scale = 0.25f;

@@ -271,7 +271,7 @@ TEMPLATE_TEST_CASE("columns of a matrix multiply as a copy of them", "[matmul]",
     const auto differing = [&](auto c, float beta) {
       auto expected = c;
       const Tensor stored = tensor_of(a, {part.m, part.stored}), right = tensor_of(b, {size.k, size.n});
-      ops::matmul_columns(stream, stored, part.columns, right, tensor_of(c, {size.m, size.n}), beta);
+      ops::matmul_columns(stream, stored, part.columns, Transpose::kNo, right, tensor_of(c, {size.m, size.n}), beta);
       ops::matmul(stream, tensor_of(copied, {size.m, size.k}), Transpose::kNo, right, Transpose::kNo,
                   tensor_of(expected, {size.m, size.n}), beta);
       return differing_bits(c, expected);
@@ -279,6 +279,15 @@ TEMPLATE_TEST_CASE("columns of a matrix multiply as a copy of them", "[matmul]",
     CHECK(differing(Matrix<float>(sum.size(), NAN), 0.0f) == 0);
     CHECK(differing(Matrix<BF16>(sum.size(), static_cast<BF16>(NAN)), 0.0f) == 0);
     CHECK(differing(sum, 1.0f) == 0);
+
+    auto right = random_matrix<TestType>(part.m * part.n, 34);
+    auto rows = random_matrix<float>(size.k * size.n, 35), expected = rows;
+    const Tensor terms = tensor_of(right, {part.m, part.n});
+    ops::matmul_columns(stream, tensor_of(a, {part.m, part.stored}), part.columns, Transpose::kYes, terms,
+                        tensor_of(rows, {size.k, size.n}), 1.0f);
+    ops::matmul(stream, tensor_of(copied, {size.m, size.k}), Transpose::kYes, terms, Transpose::kNo,
+                tensor_of(expected, {size.k, size.n}), 1.0f);
+    CHECK(differing_bits(rows, expected) == 0);
   }
 }
 
@@ -387,7 +396,7 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   CHECK(refuses("beta is 1 and c bf16", a, kNo, b, kNo, meta(bf16, {2, 5}), 1.0f));
 
   const auto columns = [&](Range range, const Tensor& right, const Tensor& out, float beta = 0.0f) {
-    return message_of(ErrorKind::kFault, [&] { ops::matmul_columns(stream, a, range, right, out, beta); });
+    return message_of(ErrorKind::kFault, [&] { ops::matmul_columns(stream, a, range, kNo, right, out, beta); });
   };
   const Tensor b2 = meta(f32, {2, 5});
   CHECK(columns({1, 3}, b2, c) == "");

@@ -46,7 +46,7 @@ struct Case {
     for (const Range& terms : split_units(kTerms, parts)) {
       made.emplace_back(static_cast<size_t>(kRows * kRows));
       const Tensor out = view_of(made.back()).view({kRows, kRows});
-      ops::matmul_columns(kCpu, a, terms, b.rows(terms.begin, terms.end), out);
+      ops::matmul_columns(kCpu, a, terms, ops::Transpose::kNo, b.rows(terms.begin, terms.end), out);
     }
     return made;
   }
