@@ -88,8 +88,7 @@ void print_ranks(const Config& config, const Topology& grid) {
   const bool gpus = device == DeviceType::kCuda;
   print_line(format("memory per rank on {}, MiB; {}", gpus ? "GPUs" : "CPUs (device=cuda plans for GPUs)",
                     memory_of(config, grid)));
-  if (gpus)
-    print_line(format("up to {} MiB more for the workspaces of attention, cuBLAS and NCCL", kOutsideArenas >> 20));
+  if (gpus) print_line(format("up to {} MiB more for workspaces and NCCL", kOutsideArenas >> 20));
   print_line(format("{:>4} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  holds", "rank", "parameters", "gradients",
                     "optimizer", "activations", "scratch", "constants", "total"));
   int64_t proofs = 0;
