@@ -5,6 +5,7 @@
 
 #include "attention_case.h"
 #include "device_tensor.h"
+#include "ops/cuda/attention_backends.h"
 #include "ops/cuda/operations.h"
 
 namespace invar::test {
@@ -301,7 +302,8 @@ TEST_CASE("bits are the same again, and for a sample or a group alone") {
 }
 
 TEST_CASE("a backward pass in parts has the bits of its samples and groups alone") {
-  // Each sample, or group, has 8 MiB of terms of d_k and d_v; the tiled backend adds up 64 MiB at a time.
+  constexpr int64_t kTermBytes = 256 * 8 * 2 * 512 * sizeof(float);  // of d_k and d_v, of a sample's group
+  static_assert(ops::cuda::kTiledTermBytes == 8 * kTermBytes, "ten make two parts");
   const auto [samples, groups] = GENERATE(values<std::pair<int64_t, int64_t>>({{10, 1}, {2, 10}}));
   const AttentionShape shape{samples, 256, groups, 8, 512, 0};
   const HostTensor starts = document_starts(shape);

@@ -11,6 +11,9 @@ namespace invar::ops::cuda {
 const AttentionBackend* cudnn_attention();
 // Own tensor-core tiles, bf16: any head_dim to 512 that 16 divides, windows and documents.
 const AttentionBackend& tiled_attention();
+// Of its backward pass: bytes of terms that wait for their sum at a time, unless one sample's of one group are more.
+// A larger call goes in parts.
+constexpr int64_t kTiledTermBytes = 64 << 20;
 // Own tiles in fp32 arithmetic, f32 and bf16, any head_dim to 512: parity runs and oracle on the device.
 const AttentionBackend& plain_attention();
 

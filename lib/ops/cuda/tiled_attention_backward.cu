@@ -3,6 +3,7 @@
 
 #include "core/integer.h"
 #include "core/range.h"
+#include "ops/cuda/attention_backends.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/tiled_attention.cuh"
 
@@ -252,21 +253,25 @@ void launch(const Stream& stream, const TiledBackward& call) {
   launch_stages<kOwned, kHeadDim, kWarps, kPassing, 2>(stream, call);
 }
 
+// Of a block, each with 16 of its rows.
+constexpr int warps_for(int head_dim) {
+  return head_dim <= 256 ? 8 : 4;
+}
+
 template <Owned kOwned>
 void launch_owned(const Stream& stream, const TiledBackward& call) {
-  if (call.sizes.head_dim <= 64) return launch<kOwned, 64, 8, 64>(stream, call);
-  if (call.sizes.head_dim <= 128) return launch<kOwned, 128, 8, 64>(stream, call);
-  if (call.sizes.head_dim <= 256) return launch<kOwned, 256, 8, 32>(stream, call);
-  launch<kOwned, 512, 4, 16>(stream, call);
+  if (call.sizes.head_dim <= 64) return launch<kOwned, 64, warps_for(64), 64>(stream, call);
+  if (call.sizes.head_dim <= 128) return launch<kOwned, 128, warps_for(128), 64>(stream, call);
+  if (call.sizes.head_dim <= 256) return launch<kOwned, 256, warps_for(256), 32>(stream, call);
+  launch<kOwned, 512, warps_for(512), 16>(stream, call);
 }
 
 // With so few blocks for the keys of a head each query head has its own, and what they give is added up: a GPU is full,
 // and the blocks are even. The choice may not depend on the groups or samples of a call, or bits would.
 constexpr int64_t kFewBlocks = 256;
 bool goes_by_query_heads(const AttentionSizes& sizes) {
-  const int64_t rows = sizes.head_dim <= 256 ? 128 : 64;  // of a block, as launch_owned() has them
-  const int64_t slices = ceil_div(sizes.head_dim, 128);
-  return sizes.heads_per_group > 1 && ceil_div(sizes.sequence, rows) * slices <= kFewBlocks;
+  const int64_t blocks = ceil_div(sizes.sequence, 16 * warps_for(sizes.head_dim)) * ceil_div(sizes.head_dim, 128);
+  return sizes.heads_per_group > 1 && blocks <= kFewBlocks;
 }
 
 // Of each group the sum of its heads' terms (T, heads, [k, v] · D), in ascending order; two elements a thread.
@@ -276,11 +281,16 @@ struct HeadSums {
   int groups, heads_per_group, head_dim;
 
   struct Values {
+    int64_t token;
+    int group, element;  // the first of two, of [k, v]
     float2 sum;
   };
   __device__ void read(int64_t i, Values& values) const {
-    const int64_t head = i / head_dim;  // of a token's group; i counts pairs of its 2 D elements
-    const float* from = terms + head * heads_per_group * 2 * head_dim + i % head_dim * 2;
+    const int64_t row = quotient(i, static_cast<uint32_t>(head_dim));  // of tokens and groups; i counts pairs
+    values.token = quotient(row, static_cast<uint32_t>(groups));
+    values.group = static_cast<int>(row - values.token * groups);
+    values.element = static_cast<int>(i - row * head_dim) * 2;
+    const float* from = terms + row * heads_per_group * 2 * head_dim + values.element;
     float2 sum = *reinterpret_cast<const float2*>(from);
     for (int h = 1; h < heads_per_group; ++h) {
       const float2 term = *reinterpret_cast<const float2*>(from + static_cast<int64_t>(h) * 2 * head_dim);
@@ -288,13 +298,11 @@ struct HeadSums {
     }
     values.sum = sum;
   }
-  __device__ void write(int64_t i, const Values& values) const {
-    const int64_t head = i / head_dim;
-    const int element = static_cast<int>(i % head_dim) * 2;
-    const bool of_values = element >= head_dim;
+  __device__ void write(int64_t, const Values& values) const {
+    const bool of_values = values.element >= head_dim;
     const OutputHeads& to = of_values ? d_v : d_k;
-    store_pair(to.at(head / groups, static_cast<int>(head % groups)) + element - (of_values ? head_dim : 0),
-               values.sum.x, values.sum.y);
+    store_pair(to.at(values.token, values.group) + values.element - (of_values ? head_dim : 0), values.sum.x,
+               values.sum.y);
   }
 };
 
@@ -336,9 +344,6 @@ void launch_by_query_heads(const Stream& stream, const TiledBackward& call, floa
                   HeadSums{terms, call.d_k, call.d_v, sizes.groups, sizes.heads_per_group, sizes.head_dim});
 }
 
-// Of terms that wait for their sum, unless one sample's of one group are more: that cuts a call in parts.
-constexpr int64_t kTermBytes = 64 << 20;
-
 }  // namespace
 
 void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
@@ -347,9 +352,9 @@ void launch_tiled_backward(const Stream& stream, const TiledBackward& call) {
   if (!goes_by_query_heads(sizes)) return launch_owned<Owned::kKeys>(stream, call);
   const int64_t of_group =
       int64_t{sizes.sequence} * sizes.heads_per_group * 2 * sizes.head_dim * int64_t{sizeof(float)};
-  const int64_t groups = std::clamp<int64_t>(kTermBytes / of_group, 1, sizes.groups);
+  const int64_t groups = std::clamp<int64_t>(kTiledTermBytes / of_group, 1, sizes.groups);
   const int64_t samples =
-      groups < sizes.groups ? 1 : std::clamp<int64_t>(kTermBytes / (of_group * groups), 1, sizes.samples);
+      groups < sizes.groups ? 1 : std::clamp<int64_t>(kTiledTermBytes / (of_group * groups), 1, sizes.samples);
   auto* terms = static_cast<float*>(stream.cuda().workspace(samples * groups * of_group));
   for (int64_t sample = 0; sample < sizes.samples; sample += samples) {
     for (int64_t group = 0; group < sizes.groups; group += groups) {
