@@ -17,6 +17,7 @@ namespace invar::app {
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
+  int fake_world = 0;  // > 0: time rank 0 of a job of so many, whose other ranks do not exist
 };
 int train(const TrainArguments& arguments, MpiSession& session);
 

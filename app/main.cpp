@@ -71,6 +71,11 @@ struct CommandLine {
     train_command = app.add_subcommand("train", "Train as a config says; alone, or under mpirun or srun");
     train_command->add_option("config", train.config, "YAML file")->required();
     train_command->add_option("overrides", train.overrides, overrides_help);
+    train_command
+        ->add_option("--fake-world", train.fake_world,
+                     "run rank 0 of a job of so many ranks alone, to time and size it: the others do not exist, what "
+                     "they would send is made up and takes no time")
+        ->check(CLI::Range(1, 1 << 20));
 
     plan_command = app.add_subcommand("plan", "Show what a run would need, without peers or devices");
     plan_command->add_option("config", plan.config, "YAML file")->required();

@@ -1,17 +1,83 @@
+#include <filesystem>
 #include <optional>
 
 #include "app/commands.h"
 #include "app/rank_device.h"
 #include "app/training_ranks.h"
 #include "checkpoint/run_directory.h"
+#include "comm/fake_communicator.h"
 #include "config/resolved.h"
+#include "config/units.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "parallel/leaf_cut.h"
 #include "train/trainer.h"
 
 namespace invar::app {
+namespace {
+
+void refuse_results(const Config& config) {
+  const std::string& resume = config.checkpoint.resume;
+  const bool resumes = resume != "auto" && resume != "never";
+  if (!checkpoint_dir(config).empty() || !config.checkpoint.export_dir.empty() || resumes) {
+    throw Error(ErrorKind::kConfig, "--fake-world: a rank without peers trains nothing that could be saved or resumed",
+                "set checkpoint.every: 0 and no checkpoint.dir, checkpoint.resume or checkpoint.export_dir");
+  }
+  if (config.log.dump_step > 0 || config.log.hash_every > 0) {
+    throw Error(ErrorKind::kConfig, "--fake-world: the state of a rank without peers is nobody's to compare",
+                "set log.dump_step: 0 and log.hash_every: 0");
+  }
+  const std::filesystem::path metrics = std::filesystem::path(config.log.dir) / "metrics.jsonl";
+  if (!config.log.dir.empty() && std::filesystem::exists(metrics)) {
+    throw Error(ErrorKind::kConfig, format("--fake-world would write over {}, of another run", metrics.string()),
+                "set log.dir to another folder");
+  }
+}
+
+// Rank 0 has no embeddings of tokens of other ranks, and zeros in their place would make gradients overflow.
+void use_tokens_of_rank_0(Config& config, const ReplicaPlan& plan) {
+  if (config.data.kind != DataKind::kMock) {
+    throw Error(ErrorKind::kConfig,
+                "--fake-world: a rank without peers has embeddings of its own part of the tokens only",
+                "set data.kind: mock");
+  }
+  if (config.data.mock_vocab_size != 0) return;
+  const int64_t leaves = config.numerics.reduction == Reduction::kInvariant ? config.numerics.leaves : 0;
+  const Range units = unit_runs(vocab_units(config.model.vocab_size), leaves, plan.widths.front()).front();
+  config.data.mock_vocab_size = std::min(config.model.vocab_size, units.size() * kVocabUnit);
+}
+
+// Rank 0 of a job whose other ranks do not exist.
+int train_alone(const TrainArguments& arguments, MpiSession& session) {
+  if (session.world().size() != 1) {
+    throw Error(ErrorKind::kConfig, format("--fake-world under a launcher, with {} ranks", session.world().size()),
+                "start it without mpirun or srun");
+  }
+  Config config = load_config(arguments.config, arguments.overrides);
+  validate(config, arguments.fake_world);
+  refuse_results(config);
+  const ReplicaPlan plan = plan_replicas(config, arguments.fake_world, {});
+  use_tokens_of_rank_0(config, plan);
+  if (!is_whole_grid(config, plan)) {
+    config.train.global_batch_size = plan.batch();
+    config.parallel.nonuniform.batch = BatchPolicy::kKeep;
+  }
+  const RankDevice device = open_device(config, session, session.world());
+  const Topology topology = topology_of(plan);
+  const std::unique_ptr<Communicator> world = make_fake_communicator(0, topology.world(), "world");
+  const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(make_fake_communicator));
+  Log log(0, config.log.dir);
+  log.warn(format("rank 0 of {} alone: losses mean nothing, and of communication there are local copies only",
+                  topology.world()));
+  for (const std::string& remark : plan_remarks(config, plan)) log.info(remark);
+  Trainer(config, groups, device.stream, nullptr).run(log);
+  return 0;
+}
+
+}  // namespace
 
 int train(const TrainArguments& arguments, MpiSession& session) {
+  if (arguments.fake_world > 0) return train_alone(arguments, session);
   const std::vector<HostSlot> hosts = gather_hosts(session);
   Config config;
   together(session.world(), [&] {

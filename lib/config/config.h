@@ -146,7 +146,8 @@ struct DataConfig {
   int64_t eod_id = -1;               // −1: vocab_size − 1
   bool eod_mask_loss = false;        // positions whose input is eod_id do not count in the loss
   bool reset_at_eod = false;         // attention and positions start anew after eod_id
-  double validation_fraction = 0.0;  // tail of the data kept for evaluation (kinds tokens and mock)
+  int64_t mock_vocab_size = 0;       // mock: tokens are below it; 0: model.vocab_size
+  double validation_fraction = 0.0;  // tail of the data kept for evaluation (kind tokens)
   std::string split = "969, 30, 1";  // megatron: weights of train, validation, test
 
   bool operator==(const DataConfig&) const = default;

@@ -168,6 +168,8 @@ constexpr Key kKeys[] = {
      "attention and positions start anew after each end of document"},
     {"data", "validation_fraction", at<&C::data, &D::validation_fraction>,
      "tokens: tail of the data kept for evaluation"},
+    {"data", "mock_vocab_size", at<&C::data, &D::mock_vocab_size>,
+     "mock: tokens are drawn from the first of the vocabulary, so many; 0: from all"},
     {"data", "split", at<&C::data, &D::split>, "megatron: weights of training, validation and test"},
 
     {"checkpoint", "dir", at<&C::checkpoint, &CheckpointConfig::dir>,

@@ -169,6 +169,13 @@ void check_data_source(const Config& config) {
     refuse_if_set(config, "data.validation_fraction", with_kind + " (random tokens of their own are evaluated)");
   }
   check_fraction(config, "data.validation_fraction", data.validation_fraction, UsedAs::kF64);
+  if (data.kind != DataKind::kMock) refuse_if_set(config, "data.mock_vocab_size", with_kind);
+  if (data.mock_vocab_size < 0 || data.mock_vocab_size > config.model.vocab_size) {
+    refuse(config, {"data.mock_vocab_size", "model.vocab_size"},
+           format("data.mock_vocab_size = {} must be from 1 to model.vocab_size = {}", data.mock_vocab_size,
+                  config.model.vocab_size),
+           "or 0 for the whole vocabulary");
+  }
   if (data.eod_id < -1 || data.eod_id >= config.model.vocab_size) {
     refuse(config, {"data.eod_id", "model.vocab_size"},
            format("data.eod_id = {} is not a token of model.vocab_size = {}", data.eod_id, config.model.vocab_size),

@@ -48,19 +48,24 @@ Topology topology_of(const ReplicaPlan& plan) {
   return {widest, replicas, plan.widths, plan.samples};
 }
 
+GroupMaker::GroupMaker(TrafficTable* traffic)
+    : peerless_([traffic](int rank, int size, std::string name) {
+        return make_recording_communicator(rank, size, std::move(name), traffic);
+      }) {}
+
 std::unique_ptr<Communicator> GroupMaker::make(Communicator& parent, const std::vector<int>& colors,
                                                std::string name) const {
   INVAR_CHECK(std::ssize(colors) == parent.size(), "{} colors for {} ranks", colors.size(), parent.size());
   const auto me = colors.begin() + parent.rank();
-  if (traffic_ != nullptr) {
+  if (peerless_) {
     const auto rank = static_cast<int>(std::count(colors.begin(), me, *me));
     const auto size = static_cast<int>(std::count(colors.begin(), colors.end(), *me));
-    return make_recording_communicator(rank, size, std::move(name), traffic_);
+    return peerless_(rank, size, std::move(name));
   }
   return parent.split(*me, parent.rank(), std::move(name));
 }
 
-ProcessGroups make_process_groups(Communicator& world, const Topology& topology, GroupMaker maker) {
+ProcessGroups make_process_groups(Communicator& world, const Topology& topology, const GroupMaker& maker) {
   INVAR_CHECK(topology.world() == world.size(), "a grid of {} ranks on {}", topology.world(), world.size());
   std::vector<int> tensor_colors;
   std::vector<int> data_colors;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,16 +37,18 @@ struct Topology {
 // Of the ranks that train; uniform if their replicas are alike.
 Topology topology_of(const ReplicaPlan& plan);
 
-// Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers (a recording
-// communicator) can form them too.
+// Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers can form them too.
 class GroupMaker {
  public:
-  GroupMaker() = default;
-  explicit GroupMaker(TrafficTable* traffic) : traffic_(traffic) {}
+  using Peerless = std::function<std::unique_ptr<Communicator>(int rank, int size, std::string name)>;
+
+  GroupMaker() = default;  // by split()
+  explicit GroupMaker(Peerless make) : peerless_(std::move(make)) {}
+  explicit GroupMaker(TrafficTable* traffic);  // of recording communicators
   std::unique_ptr<Communicator> make(Communicator& parent, const std::vector<int>& colors, std::string name) const;
 
  private:
-  TrafficTable* traffic_ = nullptr;
+  Peerless peerless_;
 };
 
 // The communicators of one rank.
@@ -62,7 +65,7 @@ struct ProcessGroups {
 
   int data_rank() const { return topology.data_rank(world->rank()); }
 };
-ProcessGroups make_process_groups(Communicator& world, const Topology& topology, GroupMaker maker = {});
+ProcessGroups make_process_groups(Communicator& world, const Topology& topology, const GroupMaker& maker = {});
 
 // Host scalars, one of each replica, each the same on all its ranks. Collective over the world.
 int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value);

@@ -27,7 +27,7 @@ TokenRequest token_request(const Config& config, Split split, int world_size) {
   TokenRequest request;
   request.split = split;
   request.sequence_length = config.train.sequence_length;
-  request.vocab_size = config.model.vocab_size;
+  request.vocab_size = config.data.mock_vocab_size > 0 ? config.data.mock_vocab_size : config.model.vocab_size;
   request.seed = config.train.seed;
   const int64_t batches = split == Split::kTrain ? config.train.steps : config.train.eval_batches;
   request.samples_wanted = batches * global_batch_size(config, world_size);

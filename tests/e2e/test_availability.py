@@ -144,19 +144,34 @@ class MeasuredWidths(invar_job.JobTest):
         return subprocess.run([sys.executable, str(ROOT / "tools" / "measure_widths"), *map(str, arguments)], cwd=self.folder,
                               env=environment, capture_output=True, text=True, timeout=4 * invar_job.RUN_SECONDS)
 
+    def rows(self):
+        """Of steps.csv; how long a step took depends on what else the machine does."""
+        lines = [line for line in (self.folder / "steps.csv").read_text().splitlines() if not line.startswith("#")]
+        self.assertEqual(lines[0], ",".join(step_times.HEADER))
+        rows = [line.split(",") for line in lines[1:]]
+        self.assertTrue(all(float(ms) > 0 for _, _, ms in rows), rows)
+        return [(int(width), int(micro_batches)) for width, micro_batches, _ in rows]
+
     def test_a_model_is_timed_at_each_width(self):
         config = self.config(train={"steps": 1, "sequence_length": 64})
         widths, micro_batches = [3, 2], [1, 16]
         done = self.measure(config, "--widths", *widths, "--micro-batches", *micro_batches, "--steps", 8, "-o", "steps.csv",
                             "--with", "train.micro_batch_size=2")
         self.assertEqual(done.returncode, 0, done.stderr)
-        points = step_times.read_points(self.folder / "steps.csv")
-        self.assertEqual({width: [m for m, _ in times] for width, times in points.items()},
-                         {width: micro_batches for width in widths})
+        points = [(width, m) for width in widths for m in micro_batches]
+        self.assertEqual(self.rows(), points)
+        plausible = (f"{width},{m},{60 * m / width}" for width, m in points)
+        (self.folder / "steps.csv").write_text("\n".join([",".join(step_times.HEADER), *plausible]))
         told = subprocess.run([sys.executable, str(ROOT / "tools" / "availability"), "--measured", "steps.csv", "--draws", "3"],
                               cwd=self.folder, capture_output=True, text=True, timeout=120)
         self.assertEqual(told.returncode, 0, told.stderr)
         self.assertIn("Domains of 3 GPUs (measured widths)", told.stdout)
+
+    def test_a_rank_of_each_width_is_timed_alone(self):
+        config = self.config(train={"steps": 1, "sequence_length": 64})
+        done = self.measure(config, "--widths", 4, 3, "--micro-batches", 1, 4, "--steps", 6, "--alone", "-o", "steps.csv")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.rows(), [(4, 1), (4, 4), (3, 1), (3, 4)])
 
     def test_what_cannot_be_timed(self):
         config = self.config()

@@ -304,6 +304,14 @@ TEST_CASE("data") {
           "remove data.eod_id");
   refuses(data(kMock, "", [](Config& c) { c.data.validation_fraction = 0.5; }),
           "data.validation_fraction = 0.5 would be ignored with data.kind: mock", "remove data.validation_fraction");
+  accepts(data(kMock, "", [](Config& c) { c.data.mock_vocab_size = c.model.vocab_size; }));
+  refuses(data(kTokens, "x.bin", [](Config& c) { c.data.mock_vocab_size = 5; }),
+          "data.mock_vocab_size = 5 would be ignored with data.kind: tokens", "remove data.mock_vocab_size");
+  for (const int64_t tokens : {int64_t{-1}, int64_t{1} << 40}) {
+    refuses(data(kMock, "", [tokens](Config& c) { c.data.mock_vocab_size = tokens; }),
+            format("data.mock_vocab_size = {} must be from 1 to model.vocab_size", tokens),
+            "0 for the whole vocabulary");
+  }
   refuses(data(kTokens, "", nothing), "data.kind: tokens needs data.path or data.blend", "tools/tokenise");
   refuses(data(kMegatron, "", nothing), "data.kind: megatron needs data.path or data.blend", "without the ending");
   refuses(data(kMock, "x.bin", nothing), "data.path = x.bin would be ignored with data.kind: mock", "remove data.path");
