@@ -23,7 +23,8 @@ std::vector<Layout> all_layouts() {
       for (const int data : {1, 2, 4}) {
         if (tensor * data > kRanks) continue;
         for (const int64_t micro : {1, 2, 4}) {
-          layouts.push_back({tensor, sequence, data, micro});
+          const RecomputeKind recompute = micro == 2 ? RecomputeKind::kSelective : RecomputeKind::kNone;
+          layouts.push_back({tensor, sequence, data, micro, recompute});
           if (micro == 1) layouts.push_back({tensor, sequence, data, micro, RecomputeKind::kFull});
         }
       }

@@ -4,6 +4,7 @@
 #include "app/rank_device.h"
 #include "app/reference_case.h"
 #include "comm/thread_communicator.h"
+#include "config/field.h"
 #include "config/resolved.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
@@ -60,7 +61,7 @@ std::string describe(const Config& config, int world) {
   }
   return format("tensor {} sequence {} data {} micro-batch {} recompute {}", config.parallel.tensor,
                 config.parallel.sequence ? "on " : "off", data_degree(config, world), config.train.micro_batch_size,
-                config.train.recompute == RecomputeKind::kFull ? "full" : "none");
+                word_of(config.train.recompute));
 }
 
 void print_table(const AgreementTable& table) {

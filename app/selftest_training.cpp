@@ -5,6 +5,7 @@
 #include "app/rank_device.h"
 #include "app/selftest.h"
 #include "comm/thread_communicator.h"
+#include "config/field.h"
 #include "config/validation.h"
 #include "core/philox.h"
 #include "train/run_contract.h"
@@ -66,8 +67,9 @@ std::string_view precision_word(Precision precision) {
 }
 
 std::string describe(const Layout& layout) {
+  const bool recomputes = layout.recompute != RecomputeKind::kNone;
   return format("tensor {}{} data {} micro-batch {}{}", layout.tensor, layout.sequence ? " sequence" : "", layout.data,
-                layout.micro_batch, layout.recompute == RecomputeKind::kFull ? " recompute" : "");
+                layout.micro_batch, recomputes ? format(" recompute {}", word_of(layout.recompute)) : "");
 }
 
 Trajectory train_rank(const Config& config, const ProcessGroups& groups, const Stream& stream, int64_t steps) {
@@ -107,7 +109,7 @@ Trajectory train(Config config, const Layout& layout, int64_t steps) {
 Trajectory check_layouts(SelftestReport& report, const std::string& name, const Config& config, int64_t steps) {
   const std::array layouts = {Layout{1, false, 1, 2},
                               Layout{2, true, 1, 1},
-                              Layout{2, true, 2, 2},
+                              Layout{2, true, 2, 2, RecomputeKind::kSelective},
                               Layout{4, false, 1, 2},
                               Layout{4, true, 1, 1, RecomputeKind::kFull},
                               Layout{8, true, 1, 2}};

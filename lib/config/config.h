@@ -14,7 +14,7 @@ enum class Precision : uint8_t { kF32, kBF16 };
 enum class Reduction : uint8_t { kFast, kInvariant };
 enum class InitKind : uint8_t { kRandom, kHuggingFace };
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
-enum class RecomputeKind : uint8_t { kNone, kFull };
+enum class RecomputeKind : uint8_t { kNone, kSelective, kFull };
 enum class ScheduleKind : uint8_t { kConstant, kCosine, kLinear, kWsd };
 enum class DataKind : uint8_t { kMock, kTokens, kMegatron };
 enum class NonfinitePolicy : uint8_t { kSkip, kStop };
@@ -92,8 +92,9 @@ struct ParallelConfig {
 struct NumericsConfig {
   Precision precision = Precision::kBF16;
   Reduction reduction = Reduction::kFast;
-  int64_t leaves = 8;   // invariant: of a sum over a tensor-parallel dim, at most
-  int64_t workers = 8;  // invariant: runs of samples that are added one after another
+  Precision tensor_reduce_dtype = Precision::kF32;  // fast: of terms of sums over the tensor group of activations
+  int64_t leaves = 8;                               // invariant: of a sum over a tensor-parallel dim, at most
+  int64_t workers = 8;                              // invariant: runs of samples that are added one after another
 
   bool operator==(const NumericsConfig&) const = default;
 };

@@ -32,7 +32,9 @@ Effect effect_of(const Key& key) {
   };
   const std::string name = key.full_name();
   if (std::find(kSilent.begin(), kSilent.end(), name) != kSilent.end()) return Effect::kNone;
-  if (name == "model.max_position_embeddings" || name == "numerics.reduction") return Effect::kRecipe;
+  constexpr std::array kRecipe = {"model.max_position_embeddings", "numerics.reduction",
+                                  "numerics.tensor_reduce_dtype"};
+  if (std::find(kRecipe.begin(), kRecipe.end(), name) != kRecipe.end()) return Effect::kRecipe;
   if (key.section == "model" || key.section == "numerics") return Effect::kModel;
   const bool is_recipe =
       key.section == "train" || key.section == "optimizer" || key.section == "schedule" || key.section == "data";

@@ -32,7 +32,7 @@ struct Words<DeviceChoice> {
 };
 template <>
 struct Words<RecomputeKind> {
-  static constexpr std::string_view kNames[] = {"none", "full"};
+  static constexpr std::string_view kNames[] = {"none", "selective", "full"};
 };
 template <>
 struct Words<ScheduleKind> {

@@ -109,6 +109,10 @@ constexpr Key kKeys[] = {
     {"numerics", "reduction", at<&C::numerics, &NumericsConfig::reduction>,
      "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
      "at every layout"},
+    {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
+     "fast: what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 "
+     "halves "
+     "the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,
@@ -125,7 +129,9 @@ constexpr Key kKeys[] = {
      "samples per optimizer step; auto: micro_batch_size · data", kAuto},
     {"train", "seed", at<&C::train, &T::seed>, "of the initial weights and the data order"},
     {"train", "recompute", at<&C::train, &T::recompute>,
-     "full: keep only layer inputs, compute the layers again in backward"},
+     "full: keep only layer inputs, compute the layers again in backward; selective: norms, RoPE and the gathers of "
+     "sequence parallelism again, cheap for their memory; none: only products of gates, and under sequence parallelism "
+     "each rank keeps layers' inputs of all tokens"},
     {"train", "eval_every", at<&C::train, &T::eval_every>, "steps between evaluations; 0: never"},
     {"train", "eval_batches", at<&C::train, &T::eval_batches>, "global batches per evaluation"},
     {"train", "exit_after_minutes", at<&C::train, &T::exit_after_minutes>,

@@ -41,11 +41,15 @@ void check_numerics(const Config& config) {
   constexpr int64_t kMostTerms = 1024;  // of a tree
   check_count(config, "numerics.leaves", config.numerics.leaves, 1, kMostTerms);
   check_count(config, "numerics.workers", config.numerics.workers, 1, kMostTerms);
+  if (config.numerics.precision == Precision::kF32) {
+    refuse_if_set(config, "numerics.tensor_reduce_dtype", "with numerics.precision: fp32");
+  }
   if (config.numerics.reduction == Reduction::kFast) {
     refuse_if_set(config, "numerics.leaves", "with numerics.reduction: fast");
     refuse_if_set(config, "numerics.workers", "with numerics.reduction: fast");
     return;
   }
+  refuse_if_set(config, "numerics.tensor_reduce_dtype", "with numerics.reduction: invariant, whose leaves are fp32");
   const auto fits = [](int64_t length) { return length % token_block_of(length) == 0; };
   const int64_t length = config.train.sequence_length;
   if (fits(length)) return;

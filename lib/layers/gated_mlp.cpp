@@ -59,7 +59,7 @@ Tensor GatedMlp::activate(const LayerContext& ctx, const Saved& saved) const {
 void GatedMlp::forward_saved(const LayerContext& ctx, const Tensor& x, Saved& saved) const {
   saved.gate_up =
       ctx.saved.allocate("gate_up", ctx.activation, {ctx.region.tokens(), 2 * cut_.mine().size() * spec_.block_width});
-  gate_up_.forward(ctx, x, saved.gate_up);
+  saved.x = gate_up_.forward(ctx, x, saved.gate_up);
 }
 
 Tensor GatedMlp::forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const {

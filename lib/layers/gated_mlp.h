@@ -18,16 +18,18 @@ struct GatedMlpSpec {
 class GatedMlp {
  public:
   struct Saved {
+    Tensor x;        // (T, C) with ctx.keep: the input of all tokens
     Tensor gate_up;  // (T, 2·F of this rank): per FFN block [gate, up]
   };
 
   GatedMlp(ParameterTable& table, const Communicator& tensor, const GatedMlpSpec& spec);
 
-  // x (local, C) -> (local, C).
+  // x (local, C) -> (local, C). With ctx.keep and without a gather x stays until backward.
   Tensor forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const;
   // Fills saved without the down projection: recomputation.
   void forward_saved(const LayerContext& ctx, const Tensor& x, Saved& saved) const;
-  // d_y (local, C) -> d_x (local, C). Uses saved up: gate_up becomes its own gradient.
+  // d_y (local, C) -> d_x (local, C). x as in forward, or with ctx.keep saved.x. Uses saved up: gate_up becomes its own
+  // gradient.
   Tensor backward(const LayerContext& ctx, const Tensor& x, Saved& saved, const Tensor& d_y) const;
 
  private:

@@ -20,6 +20,7 @@ struct LayerContext {
   DType activation;  // dtype of activations and their gradients
   int64_t sequence_length;
   Tensor document_starts{};    // i32 (T), all tokens; undefined: a sample is one document
+  bool keep = false;           // backward also finds saved what it could cheaply make or gather again
   TensorSink* sink = nullptr;  // parity tools listen here
 };
 

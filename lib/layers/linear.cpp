@@ -8,17 +8,18 @@ namespace invar {
 using ops::matmul;
 using ops::Transpose;
 
-void ColumnParallelLinear::forward(const LayerContext& ctx, const Tensor& x, const Tensor& y) const {
+Tensor ColumnParallelLinear::forward(const LayerContext& ctx, const Tensor& x, const Tensor& y) const {
   const ArenaScope scope(ctx.scratch);
-  const Tensor x_all = ctx.region.gather(ctx.stream, ctx.scratch, x);
+  const Tensor x_all = ctx.region.gather(ctx.stream, ctx.keep ? ctx.saved : ctx.scratch, x);
   matmul(ctx.stream, x_all, Transpose::kNo, ctx.weights.acquire_forward(weight_), Transpose::kYes, y);
+  return ctx.keep ? x_all : x;
 }
 
 Tensor ColumnParallelLinear::backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y) const {
   GroupProduct d_x(ctx, ctx.weights.leaves(weight_), x.dim(1));
   {
     const ArenaScope scope(ctx.scratch);
-    const Tensor x_all = ctx.region.gather(ctx.stream, ctx.scratch, x);
+    const Tensor x_all = ctx.keep ? x : ctx.region.gather(ctx.stream, ctx.scratch, x);
     d_x.multiply(d_y, ctx.weights.acquire_backward(weight_));
     ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, [&](Range tokens, const Tensor& into) {
       matmul(ctx.stream, d_y.rows(tokens.begin, tokens.end), Transpose::kYes, x_all.rows(tokens.begin, tokens.end),

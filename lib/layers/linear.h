@@ -12,9 +12,10 @@ class ColumnParallelLinear {
  public:
   explicit ColumnParallelLinear(WeightId weight) : weight_(weight) {}
 
-  // x (local, in) -> y (T, out of this rank), written to y.
-  void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y) const;
-  // Adds the weight's gradient; returns d_x (local, in). x as in forward.
+  // x (local, in) -> y (T, out of this rank), written to y. Returns the input for backward: x, or with ctx.keep x of
+  // all tokens, which if it is not x itself is saved.
+  Tensor forward(const LayerContext& ctx, const Tensor& x, const Tensor& y) const;
+  // Adds the weight's gradient; returns d_x (local, in). x: what forward returned.
   Tensor backward(const LayerContext& ctx, const Tensor& x, const Tensor& d_y) const;
 
  private:

@@ -115,7 +115,7 @@ void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, c
     saved.d_inputs = ctx.saved.allocate("d per-layer inputs", ctx.activation, {spec_.layers * t, width});
   }
   const ArenaScope scope(ctx.scratch);
-  projection_.forward(ctx, x, saved.projected);
+  saved.x = projection_.forward(ctx, x, saved.projected);
   sum_over_columns(ctx, saved.squares, [&](const Tensor& sums, std::span<const Range> leaves) {
     ops::per_layer_squares(ctx.stream, params_, saved.projected, sums, leaves);
   });
@@ -148,7 +148,7 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
                                    d_looked_up.rows(part.begin, part.end), spec_.block, into);
   });
   ctx.weights.gradient_done(table_);
-  ops::add(ctx.stream, d_x, projection_.backward(ctx, x, saved.projected), d_x);
+  ops::add(ctx.stream, d_x, projection_.backward(ctx, ctx.keep ? saved.x : x, saved.projected), d_x);
 }
 
 // sums f32 (T, L) of terms over the columns of all ranks, made by terms(sums of this rank or by leaf, leaves).
@@ -186,7 +186,7 @@ Tensor PerLayerGate::gated(const LayerContext& ctx, const Tensor& input, const S
 
 Tensor PerLayerGate::forward(const LayerContext& ctx, const Tensor& h, const Tensor& input, Saved& saved) const {
   saved.gate = ctx.saved.allocate("per-layer gate", ctx.activation, {input.dim(0), input.dim(1)});
-  gate_.forward(ctx, h, saved.gate);
+  saved.h = gate_.forward(ctx, h, saved.gate);
   return projection_.forward(ctx, gated(ctx, input, saved));
 }
 
@@ -199,7 +199,7 @@ Tensor PerLayerGate::backward(const LayerContext& ctx, const Tensor& h, const Te
         ctx, [&] { return gated(ctx, input, saved); }, d_y, d_product);
   }
   ops::gate_backward(ctx.stream, spec_.activation, d_product, saved.gate, input, saved.gate, d_input);
-  return gate_.backward(ctx, h, saved.gate);
+  return gate_.backward(ctx, ctx.keep ? saved.h : h, saved.gate);
 }
 
 }  // namespace invar

@@ -28,6 +28,7 @@ struct PerLayerEmbeddingSpec {
 class PerLayerEmbedding {
  public:
   struct Saved {
+    Tensor x;          // (T, C) with ctx.keep: the input of all tokens
     Tensor projected;  // (T, L · w), w columns of P on this rank
     Tensor squares;    // f32 (T, L), over all P columns
     Tensor inputs;     // (L · T, w)
@@ -71,6 +72,7 @@ struct PerLayerGateSpec {
 class PerLayerGate {
  public:
   struct Saved {
+    Tensor h;     // (T, C) with ctx.keep: the input of all tokens
     Tensor gate;  // (T, w)
   };
 

@@ -207,14 +207,15 @@ ops::HeadNormRope SelfAttention::value_norm() const {
   return {Tensor(), static_cast<float>(spec_.norm_eps), nullptr, 0, Tensor()};
 }
 
-// Fills shared->kv if this layer provides it; otherwise what it makes is on top of scratch.
+// Fills shared->kv if this layer provides it; otherwise what it makes is saved, or without ctx.keep on top of scratch.
 SelfAttention::Heads SelfAttention::prepare(const LayerContext& ctx, const Tensor& qkv, const SharedKv* shared) const {
   const int64_t tokens = ctx.region.tokens();
+  Arena& arena = ctx.keep ? ctx.saved : ctx.scratch;
   Heads heads;
-  heads.q = per_head(ctx.scratch.allocate("q rotated", ctx.activation, {tokens, query_width()}));
+  heads.q = per_head(arena.allocate("q rotated", ctx.activation, {tokens, query_width()}));
   ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.weights.acquire_forward(q_norm_)), raw(qkv, Kind::kQuery),
                               heads.q);
-  const Tensor kv = shared != nullptr ? shared->kv : ctx.scratch.allocate("k, v", ctx.activation, {tokens, kv_width()});
+  const Tensor kv = shared != nullptr ? shared->kv : arena.allocate("k, v", ctx.activation, {tokens, kv_width()});
   heads.k = final_kv(kv, Kind::kKey);
   heads.v = spec_.normed_values ? final_kv(kv, Kind::kValue) : raw(qkv, Kind::kValue);
   if (spec_.borrows) return heads;
@@ -241,10 +242,11 @@ Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const Sh
   saved.qkv = ctx.saved.allocate("qkv", ctx.activation, {tokens, row()});
   saved.out = ctx.saved.allocate("attention out", ctx.activation, {tokens, query_width()});
   saved.lse = ctx.saved.allocate("attention lse", DType::kF32, {tokens, heads_.query_heads.size()});
-  qkv_.forward(ctx, x, saved.qkv);
+  saved.x = qkv_.forward(ctx, x, saved.qkv);
   {
     const ArenaScope scope(ctx.scratch);
     const Heads heads = prepare(ctx, saved.qkv, shared);
+    if (ctx.keep) saved.heads = heads;
     for (const Part& part : parts_) {
       const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
       ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
@@ -265,7 +267,7 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
     out_.backward(
         ctx, [&] { return saved.out; }, d_y, d_out);
 
-    const Heads heads = prepare(ctx, saved.qkv, shared);
+    const Heads heads = ctx.keep ? saved.heads : prepare(ctx, saved.qkv, shared);
     // Query heads side by side, as attention wants them, and not yet among those of d_qkv.
     const auto d_q = per_head(ctx.scratch.allocate("d_q", ctx.activation, {tokens, query_width()}));
     const Tensor d_kv = attention_backward(ctx, heads, saved, per_head(d_out), d_q, raw(d_qkv, Kind::kValue));

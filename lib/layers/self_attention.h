@@ -36,20 +36,26 @@ struct SharedKv {
 // and values is the same.
 class SelfAttention {
  public:
-  // What backward needs; the projections are kept raw, their normed and rotated forms are computed again.
+  // What attention takes: rotated q, final k and v.
+  struct Heads {
+    ops::HeadView q, k, v;
+  };
+  // What backward needs; the projections are kept raw, their normed and rotated forms without ctx.keep computed again.
   struct Saved {
-    Tensor qkv;  // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
-    Tensor out;  // (T, Hq·D of this rank)
-    Tensor lse;  // f32, for each part in turn (T, its query heads)
+    Tensor x;     // (T, C) with ctx.keep: the input of all tokens
+    Heads heads;  // with ctx.keep
+    Tensor qkv;   // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
+    Tensor out;   // (T, Hq·D of this rank)
+    Tensor lse;   // f32, for each part in turn (T, its query heads)
   };
 
   SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const ops::RopeTable& rope);
 
   // x (local, C) -> (local, C). `shared` if the layer borrows (read) or others borrow from it (kv is written), else
-  // null.
+  // null. With ctx.keep and without a gather x stays until backward.
   Tensor forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const;
-  // d_y (local, C) -> d_x (local, C). A borrower adds to shared->d_kv, which its owner, whose backward comes last,
-  // completes and takes.
+  // d_y (local, C) -> d_x (local, C). x as in forward, or with ctx.keep saved.x. A borrower adds to shared->d_kv, which
+  // its owner, whose backward comes last, completes and takes.
   Tensor backward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, const Saved& saved,
                   const Tensor& d_y) const;
 
@@ -61,10 +67,6 @@ class SelfAttention {
 
  private:
   enum class Kind { kQuery, kKey, kValue };
-  // What attention takes: rotated q, final k and v.
-  struct Heads {
-    ops::HeadView q, k, v;
-  };
   // What one call of attention computes: one run of all groups, or neighbouring runs of one length of one group, which
   // are groups to it that see the same keys and values; whichever takes fewer calls.
   struct Part {

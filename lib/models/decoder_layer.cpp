@@ -85,24 +85,27 @@ void DecoderLayer::forward(const LayerContext& ctx, const Shared& shared, const 
   if (per_layer_) saved.h_late = like(ctx.saved, "h late", h);
   {
     const ArenaScope scope(ctx.scratch);
-    const Tensor x = like(ctx.scratch, "normed", h);
+    // With ctx.keep what the branches take stays: here, or where it is gathered.
+    const bool stays = ctx.keep && !ctx.region.gathers();
+    const Tensor x = like(stays ? ctx.saved : ctx.scratch, "normed", h);
+    const Tensor x_mid = stays ? like(ctx.saved, "normed mid", h) : x;
     input_norm_.forward(ctx, h, x, saved.rstd);
     {
       const ArenaScope branch_scope(ctx.scratch);
       const Tensor branch = attention_.forward(ctx, x, shared.kv, saved.attention);
       if (attention_output_norm_) {
         add_output(ctx, attention_output_norm_, h, branch, saved.attention_output, saved.h_mid);
-        mlp_norm_.forward(ctx, saved.h_mid, x, saved.rstd_mid);
+        mlp_norm_.forward(ctx, saved.h_mid, x_mid, saved.rstd_mid);
       } else {
-        mlp_norm_.add_forward(ctx, h, branch, saved.h_mid, x, saved.rstd_mid);
+        mlp_norm_.add_forward(ctx, h, branch, saved.h_mid, x_mid, saved.rstd_mid);
       }
     }
     const Tensor after = per_layer_ ? saved.h_late : h_out;
     if (after.defined() || mlp_output_norm_) {
-      const Tensor branch = mlp_.forward(ctx, x, saved.mlp);
+      const Tensor branch = mlp_.forward(ctx, x_mid, saved.mlp);
       add_output(ctx, mlp_output_norm_, saved.h_mid, branch, saved.mlp_output, after);
     } else {
-      mlp_.forward_saved(ctx, x, saved.mlp);
+      mlp_.forward_saved(ctx, x_mid, saved.mlp);
     }
   }
   if (per_layer_) per_layer_forward(ctx, shared, h_out, saved);
@@ -124,21 +127,28 @@ void DecoderLayer::per_layer_backward(const LayerContext& ctx, const Shared& sha
            per_layer_->backward(ctx, saved.h_late, shared.input, saved.per_layer, d_branch, shared.d_input), d_h);
 }
 
+// The input of a branch: kept, or on top of scratch.
+Tensor DecoderLayer::branch_input(const LayerContext& ctx, const RmsNorm& norm, const Tensor& h, const Tensor& rstd,
+                                  const Tensor& kept) {
+  if (ctx.keep) return kept;
+  const Tensor x = like(ctx.scratch, "normed", h);
+  norm.forward(ctx, h, x, rstd);
+  return x;
+}
+
 void DecoderLayer::backward(const LayerContext& ctx, const Shared& shared, Saved& saved, const Tensor& d_h) const {
   if (scalar_) ops::scale_by(ctx.stream, ctx.weights.acquire_backward(*scalar_), d_h);
   if (per_layer_) per_layer_backward(ctx, shared, saved, d_h);
   {
     const ArenaScope scope(ctx.scratch);
     const Tensor d_branch = branch_gradient(ctx, mlp_output_norm_, saved.mlp_output, d_h);
-    const Tensor x = like(ctx.scratch, "normed", saved.h_mid);
-    mlp_norm_.forward(ctx, saved.h_mid, x, saved.rstd_mid);
+    const Tensor x = branch_input(ctx, mlp_norm_, saved.h_mid, saved.rstd_mid, saved.mlp.x);
     const Tensor d_x = mlp_.backward(ctx, x, saved.mlp, d_branch);
     mlp_norm_.backward(ctx, d_x, saved.h_mid, saved.rstd_mid, ops::Write::kAdd, d_h);
   }
   const ArenaScope scope(ctx.scratch);
   const Tensor d_branch = branch_gradient(ctx, attention_output_norm_, saved.attention_output, d_h);
-  const Tensor x = like(ctx.scratch, "normed", saved.h);
-  input_norm_.forward(ctx, saved.h, x, saved.rstd);
+  const Tensor x = branch_input(ctx, input_norm_, saved.h, saved.rstd, saved.attention.x);
   const Tensor d_x = attention_.backward(ctx, x, shared.kv, saved.attention, d_branch);
   input_norm_.backward(ctx, d_x, saved.h, saved.rstd, ops::Write::kAdd, d_h);
 }

@@ -55,6 +55,8 @@ class DecoderLayer {
                   OutputNorm& saved, const Tensor& h_out) const;
   Tensor branch_gradient(const LayerContext& ctx, const std::optional<RmsNorm>& norm, const OutputNorm& saved,
                          const Tensor& d_h) const;
+  static Tensor branch_input(const LayerContext& ctx, const RmsNorm& norm, const Tensor& h, const Tensor& rstd,
+                             const Tensor& kept);
   void per_layer_forward(const LayerContext& ctx, const Shared& shared, const Tensor& h_out, Saved& saved) const;
   void per_layer_backward(const LayerContext& ctx, const Shared& shared, Saved& saved, const Tensor& d_h) const;
 

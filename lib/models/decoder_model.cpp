@@ -27,7 +27,7 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
       options_(options),
       replicas_(groups),
       region_(*groups.tensor, options.sequence_parallel,
-              options.contract != nullptr ? options.contract->token_block : 0),
+              options.contract != nullptr ? options.contract->token_block : 0, options.reduce_dtype),
       table_(options.contract != nullptr ? options.contract->leaves : 0),
       weights_(table_) {
   const VocabTable tokens =
@@ -61,13 +61,13 @@ void DecoderModel::allocate(const Stream& stream, Arena& parameters, Arena& grad
   }
 }
 
-LayerContext DecoderModel::context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink) {
+LayerContext DecoderModel::context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink, bool keep) {
   INVAR_CHECK(batch.sequence_length <= options_.sequence_length && batch.tokens.dim(0) % batch.sequence_length == 0,
               "micro-batch of {} tokens in sequences of {}", batch.tokens.dim(0), batch.sequence_length);
   region_.set_tokens(batch.tokens.dim(0));
   const auto& [stream, saved, scratch] = workspace;
   return {stream, region_, weights_, saved, scratch, options_.dtype, batch.sequence_length, batch.document_starts,
-          sink};
+          keep,   sink};
 }
 
 // What outlives a layer of the pass, whatever is recomputed.
@@ -109,7 +109,7 @@ Tensor DecoderModel::forward_layers(const LayerContext& ctx, const MicroBatch& b
     set_phase(ctx.stream, format("layer {} forward", i));
     const Tensor h_out = residual();
     const DecoderLayer::Shared shared = shared_with(ctx, static_cast<int64_t>(i));
-    if (keep && options_.recompute == RecomputeKind::kNone) {
+    if (keep && options_.recompute != RecomputeKind::kFull) {
       layers_[i].forward(ctx, shared, h, h_out, saved_[i]);
     } else {
       const ArenaScope discard(ctx.saved);
@@ -162,7 +162,7 @@ void DecoderModel::evaluate(const Workspace& workspace, const MicroBatch& batch,
 
 void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch& batch, float gradient_scale,
                                     const Tensor& loss_sums, int64_t first_sample, TensorSink* sink) {
-  const LayerContext ctx = context(workspace, batch, sink);
+  const LayerContext ctx = context(workspace, batch, sink, options_.recompute != RecomputeKind::kSelective);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
   if (options_.samples != nullptr) {

@@ -37,7 +37,8 @@ class DecoderModel {
   struct Options {
     bool sequence_parallel = false;
     RecomputeKind recompute = RecomputeKind::kNone;
-    DType dtype = DType::kF32;  // of parameters and activations
+    DType dtype = DType::kF32;         // of parameters and activations
+    DType reduce_dtype = DType::kF32;  // of activations' partial sums that the tensor group adds
     int64_t sequence_length = 0;
     // Sums in fixed order, those over the samples of a step too; null: in any order. Both outlive the model.
     const NumericsContract* contract = nullptr;
@@ -75,7 +76,7 @@ class DecoderModel {
   Range vocabulary() const { return head_->vocabulary(); }
 
  private:
-  LayerContext context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink);
+  LayerContext context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink, bool keep = false);
   // Runs all layers; keeps what backward needs if `keep`. Returns the final residual stream.
   Tensor forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep);
   void backward_layers(const LayerContext& ctx, const MicroBatch& batch, const Tensor& d_h);

@@ -30,11 +30,11 @@ std::vector<int64_t> TensorRegion::counts(int64_t columns) const {
   return counts;
 }
 
-Tensor TensorRegion::gather(const Stream& stream, Arena& scratch, const Tensor& local) const {
+Tensor TensorRegion::gather(const Stream& stream, Arena& arena, const Tensor& local) const {
   INVAR_CHECK(local.dim(0) == local_tokens().size(), "{} is not this rank's {} tokens", local.describe(),
               local_tokens().size());
-  if (!sequence_ || group_.size() == 1) return local;
-  const Tensor all = scratch.allocate("gathered", local.dtype(), {tokens_, local.dim(1)});
+  if (!gathers()) return local;
+  const Tensor all = arena.allocate("gathered", local.dtype(), {tokens_, local.dim(1)});
   group_.all_gather(stream, local, all, counts(local.dim(1)));
   return all;
 }

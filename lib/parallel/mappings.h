@@ -15,9 +15,10 @@ namespace invar {
 // features. Backward crosses the same border with gather and reduce exchanged. Both are the identity in a group of one.
 class TensorRegion {
  public:
-  // token_block: tokens whose terms of a sum over tokens are added first, in fixed order; 0: any order.
-  TensorRegion(Communicator& group, bool sequence_parallel, int64_t token_block = 0)
-      : group_(group), sequence_(sequence_parallel), token_block_(token_block) {}
+  // token_block: tokens whose terms of a sum over tokens are added first, in fixed order; 0: any order. reduce_dtype:
+  // of partial sums that are exchanged.
+  TensorRegion(Communicator& group, bool sequence_parallel, int64_t token_block = 0, DType reduce_dtype = DType::kF32)
+      : group_(group), sequence_(sequence_parallel), token_block_(token_block), reduce_dtype_(reduce_dtype) {}
 
   // T of the micro-batches that follow. Slices are whole token blocks in fixed order; else equal where T divides, else
   // whole blocks of kTokenBlock tokens.
@@ -30,13 +31,15 @@ class TensorRegion {
   Communicator& group() const { return group_; }
   bool sequence_parallel() const { return sequence_; }
 
-  // Partial sums are exchanged in fp32; a group of one needs none.
-  DType partial_dtype(DType activation) const { return group_.size() == 1 ? activation : DType::kF32; }
+  // A group of one exchanges nothing.
+  DType partial_dtype(DType activation) const { return group_.size() == 1 ? activation : reduce_dtype_; }
 
-  // (local, C) -> (T, C). The result is in scratch, or `local` itself.
-  Tensor gather(const Stream& stream, Arena& scratch, const Tensor& local) const;
-  // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once. `partial` is overwritten; the result is
-  // in scratch, or a part of `partial`.
+  // Whether gather() gives more than `local`.
+  bool gathers() const { return sequence_ && group_.size() > 1; }
+  // (local, C) -> (T, C). The result is in the arena, or `local` itself.
+  Tensor gather(const Stream& stream, Arena& arena, const Tensor& local) const;
+  // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once if the terms are f32. `partial` is
+  // overwritten; the result is in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
   // In fixed order, of this rank's nodes f32 (T, C) in the plan.
   Tensor reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan, std::span<const Tensor> nodes,
@@ -50,6 +53,7 @@ class TensorRegion {
   Communicator& group_;
   bool sequence_;
   int64_t token_block_;
+  DType reduce_dtype_;
   int64_t tokens_ = 0;
   std::vector<Range> slices_;
 };

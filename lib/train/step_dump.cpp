@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/hdf5_file.h"
+#include "config/field.h"
 #include "config/resolved.h"
 #include "parallel/logical_tensor.h"
 
@@ -14,7 +15,7 @@ constexpr int64_t kBlockElements = 4 << 20;  // of an activation, gathered at on
 
 std::string layout_of(const Config& config, const ProcessGroups& groups) {
   return format("{}, micro-batch {}, recompute {}", groups.topology.describe(config.parallel.sequence),
-                config.train.micro_batch_size, config.train.recompute == RecomputeKind::kFull ? "full" : "none");
+                config.train.micro_batch_size, word_of(config.train.recompute));
 }
 
 // The rows of a parameter that this data rank owns, as (runs, values one after another); nothing where another rank's

@@ -39,6 +39,7 @@ DecoderModel::Options options_of(const Config& config, const ProcessGroups& grou
   options.sequence_parallel = config.parallel.sequence && groups.topology.tensor > 1;
   options.recompute = config.train.recompute;
   options.dtype = config.numerics.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
+  if (config.numerics.tensor_reduce_dtype == Precision::kBF16) options.reduce_dtype = DType::kBF16;
   options.sequence_length = config.train.sequence_length;
   return options;
 }

@@ -76,7 +76,7 @@ void refuse_too_large(const MemorySizes& memory, const Stream& stream) {
              "scratch {}) and {} for the libraries' workspaces and proofs; of {} {} are free",
              mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
              mib(memory.saved), mib(memory.scratch + memory.constants), mib(beside), mib(gpu.total), mib(gpu.free)),
-      "use more ranks, a smaller train.micro_batch_size or train.recompute: full");
+      "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full");
 }
 
 }  // namespace

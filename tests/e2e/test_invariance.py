@@ -11,7 +11,7 @@ SEGMENTS = [
     ([], None),
     (["parallel.tensor=8", "parallel.sequence=true", "train.micro_batch_size=2"], 8),  # two ranks for each KV head
     (["parallel.data=4"], 4),
-    (["parallel.tensor=2", "parallel.data=2", "train.micro_batch_size=4"], 4),
+    (["parallel.tensor=2", "parallel.data=2", "train.micro_batch_size=4", "train.recompute=selective"], 4),
     (["parallel.tensor=3", "parallel.uneven=true", "train.recompute=full"], 3),
     (["train.micro_batch_size=8"], None),
 ]

@@ -11,6 +11,9 @@ from invar_job import ROOT, JobTest
 USAGE = 2
 
 
+WIDE = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}  # so that 0.1 MiB is little
+
+
 class Plan(JobTest):
     # Hugging Face's counts of the models, Gemma's without its layer scalars, which are buffers there.
     PARAMETERS = {"gemma4_e2b": 4628569344, "gemma4_e4b": 7463013376, "gemma4_12b": 11907350272,
@@ -64,8 +67,7 @@ class Plan(JobTest):
     def test_memory_is_what_a_run_takes(self):
         for layout, ranks in (({}, None), ({"tensor": 2, "sequence": "true"}, 4), ({"tensor": 3, "uneven": "true"}, 3)):
             with self.subTest(layout=layout):
-                wide = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64}  # so that 0.1 MiB is little
-                config = self.config(parallel=layout, model=wide, train={"steps": 1})
+                config = self.config(parallel=layout, model=WIDE, train={"steps": 1})
                 run = self.succeed("train", config, ranks=ranks).stdout
                 found = re.search(r"memory of rank 0: (\S+) MiB \(parameters (\S+) MiB, gradients (\S+) MiB, "
                                   r"optimizer (\S+) MiB, activations (\S+) MiB", run)
@@ -73,6 +75,20 @@ class Plan(JobTest):
                 row = re.search(r"^ +0((?: +[\d.]+){7})  q", planned, re.M)[1].split()
                 self.assertEqual(list(found.groups()), [row[6], *row[:4]])
                 self.assertGreater(float(row[6]), 10)
+
+    def test_recomputation_takes_time_and_gathers_for_memory(self):
+        for layout in ({}, {"tensor": 2}, {"tensor": 2, "sequence": "true"}):
+            config = self.config(parallel=layout, model=WIDE, train={"steps": 1})
+            activations, gathers = {}, {}
+            for kind in ("none", "selective", "full"):
+                planned = self.succeed("plan", self.folder / config, "--world", layout.get("tensor", 1),
+                                       f"train.recompute={kind}").stdout
+                activations[kind] = float(re.search(r"^ +0((?: +[\d.]+){7})  q", planned, re.M)[1].split()[3])
+                gathers[kind] = sum(map(int, re.findall(r"tensor all_gather +(\d+) calls", planned)))
+            self.assertLess(activations["full"], activations["selective"], layout)
+            self.assertLess(activations["selective"], activations["none"], layout)
+            layers = int(invar_job.MODEL["num_hidden_layers"])
+            self.assertEqual(gathers["selective"] - gathers["none"], 2 * layers if "sequence" in layout else 0, layout)
 
     def test_invariant_numerics(self):
         config = ROOT / "configs" / "qwen3_8b.yaml"

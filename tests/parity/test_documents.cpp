@@ -127,12 +127,12 @@ void check_documents(Config config) {
 
 TEST_CASE("Qwen3: documents packed into samples have the loss and the gradients of documents apart") {
   Config config = awkward_model(Precision::kF32);
-  config.train.recompute = GENERATE(RecomputeKind::kNone, RecomputeKind::kFull);
+  config.train.recompute = GENERATE(RecomputeKind::kNone, RecomputeKind::kSelective, RecomputeKind::kFull);
   check_documents(config);
 }
 
 TEST_CASE("Gemma 4: documents packed into samples have the loss and the gradients of documents apart") {
   Config config = awkward_gemma4(Precision::kF32);
-  config.train.recompute = GENERATE(RecomputeKind::kNone, RecomputeKind::kFull);
+  config.train.recompute = GENERATE(RecomputeKind::kNone, RecomputeKind::kSelective, RecomputeKind::kFull);
   check_documents(config);
 }

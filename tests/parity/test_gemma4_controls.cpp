@@ -209,9 +209,9 @@ class DropContribution : public TensorSink {
 
 TEST_CASE("one borrower's gradient of the shared keys and values, dropped, is noticed") {
   const ModelConfig model = e4b().config().model;
-  for (const bool recompute : {false, true}) {
+  for (const RecomputeKind recompute : {RecomputeKind::kNone, RecomputeKind::kSelective, RecomputeKind::kFull}) {
     Config config = layout(2, true);
-    if (recompute) config.train.recompute = RecomputeKind::kFull;
+    config.train.recompute = recompute;
     for (const int64_t layer : {8, 11}) {
       REQUIRE(shares_key_values(model, layer));
       std::vector<DropContribution> sinks(2, DropContribution(layer));

@@ -8,6 +8,7 @@
 
 #include "comm/self_communicator.h"
 #include "config/contract.h"
+#include "config/field.h"
 #include "invariant_models.h"
 #include "ops/matmul.h"
 #include "parallel/logical_tensor.h"
@@ -33,10 +34,12 @@ const std::vector<Model> kModels = {{"Qwen3, tied", tied_qwen3, 8},
                                     {"Qwen3, two KV heads, uneven runs", uneven_qwen3, 6},
                                     {"Gemma 4, two KV heads and one", grouped_gemma4, 8}};
 
+constexpr std::array kRecomputeKinds = {RecomputeKind::kFull, RecomputeKind::kNone, RecomputeKind::kSelective};
+
 std::string describe(const Layout& layout) {
   return format("tensor {}{}, data {}, micro-batch {}, recompute {}", layout.tensor,
                 layout.sequence ? " with sequence parallelism" : "", layout.data, layout.micro_batch,
-                layout.recompute == RecomputeKind::kFull);
+                word_of(layout.recompute));
 }
 
 // Every tensor-parallel group, with and without sequence parallelism.
@@ -55,14 +58,14 @@ const std::vector<std::pair<int, int64_t>> kBatches = {{1, 1}, {1, 2}, {1, 3}, {
                                                        {2, 3}, {3, 1}, {3, 2}, {3, 4}, {4, 1}, {4, 3}};
 
 // Every tensor-parallel layout and every cut of the batch at least once, paired differently in each turn;
-// recomputation in every other layout.
+// each kind of recomputation too.
 std::vector<Layout> spanning_layouts(int widest, size_t turn) {
   const std::vector<Layout> tensor = tensor_layouts(widest);
   std::vector<Layout> layouts;
   for (size_t i = 0; i < kBatches.size(); ++i) {
     Layout layout = tensor[i % tensor.size()];
     std::tie(layout.data, layout.micro_batch) = kBatches[(5 * i + turn) % kBatches.size()];
-    layout.recompute = (i / 2 + turn) % 2 == 0 ? RecomputeKind::kFull : RecomputeKind::kNone;
+    layout.recompute = kRecomputeKinds[(i / 2 + turn) % kRecomputeKinds.size()];
     layouts.push_back(layout);
   }
   return layouts;
@@ -72,7 +75,7 @@ std::vector<Layout> all_layouts(int widest) {
   std::vector<Layout> layouts;
   for (const Layout& tensor : tensor_layouts(widest)) {
     for (const auto& [data, micro_batch] : kBatches) {
-      for (const RecomputeKind recompute : {RecomputeKind::kNone, RecomputeKind::kFull}) {
+      for (const RecomputeKind recompute : kRecomputeKinds) {
         layouts.push_back({tensor.tensor, tensor.sequence, data, micro_batch, recompute});
       }
     }

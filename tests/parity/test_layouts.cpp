@@ -79,6 +79,7 @@ TEST_CASE("bf16: every layout stays in the band that bf16 rounding explains") {
   Config config = awkward_model(Precision::kBF16);
   const Trajectory one = train(config, {});
   const Trajectory exact = train(awkward_model(Precision::kF32), {});
+  config.numerics.tensor_reduce_dtype = GENERATE(Precision::kF32, Precision::kBF16);
   for (const Layout& layout : layouts()) {
     INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
     const Trajectory other = train(config, layout);
@@ -92,14 +93,26 @@ TEST_CASE("bf16: every layout stays in the band that bf16 rounding explains") {
   }
 }
 
+TEST_CASE("terms of tensor ranks are rounded to tensor_reduce_dtype, where there are any") {
+  const Config exact = awkward_model(Precision::kBF16);
+  Config rounded = exact;
+  rounded.numerics.tensor_reduce_dtype = Precision::kBF16;
+  for (const Layout& layout : {Layout{1, false, 1, 2}, Layout{2, false, 1, 2}, Layout{2, true, 1, 2}}) {
+    INFO("tensor " << layout.tensor << " sequence " << layout.sequence);
+    CHECK((train(rounded, layout).losses == train(exact, layout).losses) == (layout.tensor == 1));
+  }
+}
+
 TEST_CASE("recomputation changes no bit") {
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
     const Config config = awkward_model(precision);
     for (const bool sequence : {false, true}) {
       const Trajectory kept = train(config, {2, sequence, 1, 2});
-      const Trajectory recomputed = train(config, {2, sequence, 1, 2, RecomputeKind::kFull});
-      CHECK(kept.losses == recomputed.losses);
-      CHECK(kept.trained == recomputed.trained);
+      for (const RecomputeKind recompute : {RecomputeKind::kSelective, RecomputeKind::kFull}) {
+        const Trajectory recomputed = train(config, {2, sequence, 1, 2, recompute});
+        CHECK(kept.losses == recomputed.losses);
+        CHECK(kept.trained == recomputed.trained);
+      }
     }
   }
 }
@@ -164,9 +177,11 @@ TEST_CASE("Gemma 4: recomputation changes no bit") {
     for (const bool sequence : {false, true}) {
       const Config config = awkward_gemma4(precision);
       const Trajectory kept = train(config, {4, sequence, 1, 2});
-      const Trajectory recomputed = train(config, {4, sequence, 1, 2, RecomputeKind::kFull});
-      CHECK(kept.losses == recomputed.losses);
-      CHECK(kept.trained == recomputed.trained);
+      for (const RecomputeKind recompute : {RecomputeKind::kSelective, RecomputeKind::kFull}) {
+        const Trajectory recomputed = train(config, {4, sequence, 1, 2, recompute});
+        CHECK(kept.losses == recomputed.losses);
+        CHECK(kept.trained == recomputed.trained);
+      }
     }
   }
 }

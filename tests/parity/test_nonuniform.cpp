@@ -23,10 +23,14 @@ std::string describe(const Layout& layout) {
 // Unequal widths, at the front and at the back, of two and three replicas; equal and unequal shares of 12 samples;
 // more ranks than KV heads in some replicas.
 std::vector<Layout> unequal_layouts() {
-  return {nonuniform({2, 1}, {6, 6}, false, 2),       nonuniform({2, 1}, {8, 4}, true, 4),
-          nonuniform({4, 3}, {6, 6}, true, 3),        nonuniform({4, 3}, {7, 5}, false, 1, RecomputeKind::kFull),
-          nonuniform({4, 2}, {8, 4}, true, 2),        nonuniform({3, 4}, {6, 6}, true, 1),
-          nonuniform({4, 3, 2}, {4, 4, 4}, false, 4), nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
+  return {nonuniform({2, 1}, {6, 6}, false, 2),
+          nonuniform({2, 1}, {8, 4}, true, 4),
+          nonuniform({4, 3}, {6, 6}, true, 3),
+          nonuniform({4, 3}, {7, 5}, false, 1, RecomputeKind::kFull),
+          nonuniform({4, 2}, {8, 4}, true, 2, RecomputeKind::kSelective),
+          nonuniform({3, 4}, {6, 6}, true, 1),
+          nonuniform({4, 3, 2}, {4, 4, 4}, false, 4),
+          nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
           nonuniform({1, 6}, {2, 10}, true, 2)};
 }
 

@@ -56,7 +56,7 @@ void* CudaStream::workspace(int64_t bytes) {
     throw Error(ErrorKind::kFault,
                 format("out of GPU memory: {} MiB for the workspace of an operation: {}", bytes >> 20,
                        cudaGetErrorString(code)),
-                "use a smaller micro-batch, more ranks or train.recompute: full");
+                "use a smaller micro-batch, more ranks or train.recompute: selective or full");
   }
   workspace_bytes_ = bytes;
   return workspace_;

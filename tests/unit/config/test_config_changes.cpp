@@ -73,6 +73,17 @@ TEST_CASE("Other reductions may be gone on with; what they are made of is the co
   CHECK(changes[0].after == "invariant");
 }
 
+TEST_CASE("Rounded terms of tensor ranks and other mock tokens are another recipe") {
+  Config now = some_config();
+  now.numerics.tensor_reduce_dtype = Precision::kBF16;
+  now.data.mock_vocab_size = 7;
+  const std::vector<ConfigChange> changes = config_changes(some_config(), now);
+  REQUIRE(changes.size() == 2);
+  CHECK(changes[0].key == "numerics.tensor_reduce_dtype");
+  CHECK(changes[0].after == "bf16");
+  CHECK(changes[1].key == "data.mock_vocab_size");
+}
+
 TEST_CASE("Another contract is refused with the field, both values and the way back") {
   const auto text = [](const std::string& arithmetic, int leaves, int token_block) {
     return format("version 1\narithmetic {}\nleaves {}\ntoken_block {}\n", arithmetic, leaves, token_block);

@@ -23,6 +23,7 @@ struct Options {
   bool per_layer_input = true;
   int layers = 1;          // of two, the second borrows the first one's keys and values
   bool recompute = false;  // backward from a second forward
+  bool keep = false;       // nothing is made again
   bool forget_kv = false;  // control: the first layer does not get the second one's d_kv
   double norm_eps = 1e-6;
   int64_t window = 5;
@@ -98,7 +99,8 @@ void allocate_shared(Rank& rank, const Options& options, Stack& stack) {
 }
 
 void forward(Rank& rank, const Options& options, Stack& stack) {
-  const LayerContext ctx = rank.context();
+  LayerContext ctx = rank.context();
+  ctx.keep = options.keep;
   Tensor h = rank.input("h");
   stack.saved.resize(stack.layers.size());
   for (size_t i = 0; i < stack.layers.size(); ++i) {
@@ -116,7 +118,8 @@ void forward(Rank& rank, const Options& options, Stack& stack) {
 }
 
 void backward(Rank& rank, const Options& options, Stack& stack) {
-  const LayerContext ctx = rank.context();
+  LayerContext ctx = rank.context();
+  ctx.keep = options.keep;
   const Tensor d_h = rank.output_gradient("h");
   for (size_t i = stack.layers.size(); i-- > 0;) {
     Rank::poison(rank.scratch);
@@ -258,18 +261,20 @@ TEST_CASE("decoder layer: the scalar multiplies the whole output, and the gradie
   }
 }
 
-TEST_CASE("decoder layer: backward from a recomputed forward gives the same bits") {
+TEST_CASE("decoder layer: what backward makes again, or finds kept, gives the same bits") {
   for (Options options : {plain(), Options{}, without_per_layer_input(), two_layers()}) {
     const Named point = start_point(decoder_case(options));
     for (const Layout& layout : {Layout{1, false}, Layout{2, true}, Layout{4, false}}) {
       INFO("parts " << options.every_part << options.per_layer_input << ", layers " << options.layers << ", tensor "
                     << layout.tensor);
-      options.recompute = false;
+      options.recompute = false, options.keep = false;
       const Pass kept = run(decoder_case(options), point, layout);
-      options.recompute = true;
-      const Pass again = run(decoder_case(options), point, layout);
-      CHECK(combine(again.outputs) == combine(kept.outputs));
-      CHECK(combine(again.gradients) == combine(kept.gradients));
+      for (const auto& [recompute, keep] : {std::pair{true, false}, {false, true}, {true, true}}) {
+        options.recompute = recompute, options.keep = keep;
+        const Pass again = run(decoder_case(options), point, layout);
+        CHECK(combine(again.outputs) == combine(kept.outputs));
+        CHECK(combine(again.gradients) == combine(kept.gradients));
+      }
     }
   }
 }

@@ -71,6 +71,37 @@ TEST_CASE("gather and reduce cross the border with and without sequence parallel
   }
 }
 
+TEST_CASE("terms are exchanged in the region's reduce_dtype; in bf16 the sum is a part of them") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const bool sequence : {false, true}) {
+      run_thread_ranks(ranks, [&](Communicator& world) {
+        constexpr int64_t kTokens = 20;
+        TensorRegion region(world, sequence, 0, DType::kBF16);
+        region.set_tokens(kTokens);
+        CHECK(region.partial_dtype(DType::kBF16) == DType::kBF16);
+        CHECK(TensorRegion(world, sequence).partial_dtype(DType::kBF16) == (ranks == 1 ? DType::kBF16 : DType::kF32));
+        const Stream stream(DeviceType::kCpu);
+        Arena scratch("scratch", DeviceType::kCpu, 1 << 16);
+        const Tensor partial = scratch.allocate("partial", DType::kBF16, {kTokens, kCols});
+        const auto whole = [](int64_t i) { return static_cast<float>(i % 23); };  // sums are exact
+        for (int64_t i = 0; i < partial.numel(); ++i) {
+          partial.data<BF16>()[i] = BF16(whole(i) * static_cast<float>(world.rank() + 1));
+        }
+        const Tensor sum = region.reduce(stream, scratch, partial, DType::kBF16);
+        const Range mine = region.local_tokens();
+        REQUIRE(sum.dim(0) == mine.size());
+        REQUIRE(sum.dtype() == DType::kBF16);
+        CHECK(static_cast<std::byte*>(sum.raw()) ==
+              static_cast<std::byte*>(partial.raw()) + mine.begin * kCols * size_of(DType::kBF16));
+        for (int64_t i = 0; i < sum.numel(); ++i) {
+          const float want = whole(mine.begin * kCols + i) * static_cast<float>(ranks * (ranks + 1) / 2);
+          CHECK(static_cast<float>(sum.data<BF16>()[i]) == want);
+        }
+      });
+    }
+  }
+}
+
 TEST_CASE("in fixed order slices are whole token blocks") {
   constexpr int64_t kBlock = 4;
   for (const int ranks : {1, 2, 3, 5}) {
