@@ -89,6 +89,7 @@ bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::
   for (const Tensor& node : nodes) expect(kOp, "a node", node, nodes.front().dtype(), {a.dim(0), b.dim(1)});
   expect_steps(kOp, steps, a.dim(1), std::ssize(nodes));
   INVAR_CHECK(nodes.size() == 1 || nodes.front().dtype() == DType::kF32, "{}: nodes of a sum that are rounded", kOp);
+  if (stream.invariant() && a.dtype() == DType::kBF16 && steps.size() > 1) stream.note_momentary(kLeavesProofBytes);
   if (!stream.invariant() || !on_cuda(stream) || a.empty() || b.empty()) return false;
   if (!has_work(kOp, stream, {&a, &b, &nodes.front()})) return true;
   return cuda::multiply_leaves(stream.cuda(), a, b, steps, nodes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ Proofs proofs(const Stream& stream);
 
 // Device memory that the proof of a product takes: operands in place of a and b, and of c if it is added to.
 int64_t product_proof_bytes(int64_t bytes_a, int64_t bytes_b, int64_t bytes_added_to);
+// The same of the kernel for several leaves, at most: its shape is its own.
+constexpr int64_t kLeavesProofBytes = 6 << 20;
 // The most that the proof of an attention plan takes: operands in place of those that a call reads, and all those of
 // one KV group of one sample.
 int64_t attention_proof_bytes(const AttentionParams& params, const HeadView& q, std::initializer_list<HeadView> read);

@@ -46,13 +46,13 @@ class SeveralGpus(GpuTest):
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_layouts_agree_with_one_gpu(self):
-        for precision, band in (("fp32", 1e-4), ("bf16", 1e-2)):
+        for precision, terms, band in (("fp32", "fp32", 1e-4), ("bf16", "fp32", 1e-2), ("bf16", "bf16", 1e-2)):
             self.recipe(precision)
-            one = self.train(f"one_{precision}", "device=cuda")
+            keys = ["device=cuda", "parallel.bucket_size=20000", f"numerics.tensor_reduce_dtype={terms}"]
+            one = self.train(f"one_{precision}_{terms}", "device=cuda")
             for i, (world, layout) in enumerate(self.layouts()):
-                with self.subTest(precision=precision, world=world, layout=layout):
-                    losses = self.train(f"{precision}_{i}", "device=cuda", "parallel.bucket_size=20000", *layout,
-                                        ranks=world)
+                with self.subTest(precision=precision, terms=terms, world=world, layout=layout):
+                    losses = self.train(f"{precision}_{terms}_{i}", *keys, *layout, ranks=world)
                     self.check_close(losses, one, band)
 
     def test_invariant_numerics_have_one_state_at_every_layout(self):

@@ -376,12 +376,17 @@ class LeafProducts {
     return map;
   }
 
+  // The shape of the proof, and the memory for so many nodes.
+  static constexpr int64_t kM = 600, kN = 264, kLeaf = 208;
+  static constexpr int64_t proof_bytes(int nodes) {
+    return (kM + kN) * 2 * nodes * kLeaf * 2 + (nodes + 1) * kM * kN * 4;
+  }
   // The kernel for so many sums at once gives so many nodes of two leaves each, on one cluster that makes several
   // tiles, as multiply_bf16_in_order() does.
   bool keeps_order(int nodes) const {
-    constexpr int64_t kM = 600, kN = 264, kLeaf = 208;
-    const int64_t k = 2 * nodes * kLeaf, out = kM * kN * 4;
-    const Proof proof(stream_, (kM + kN) * k * 2 + (nodes + 1) * out, "leaves are added in order");
+    static_assert(proof_bytes(kMostNodes) <= kLeavesProofBytes);
+    const int64_t k = 2 * nodes * kLeaf;
+    const Proof proof(stream_, proof_bytes(nodes), "leaves are added in order");
     std::byte* next = proof.memory();
     const auto take = [&](DType dtype, int64_t rows, int64_t columns) {
       const Tensor tensor(next, dtype, DeviceType::kCuda, {rows, columns});
