@@ -74,7 +74,7 @@ struct CommandLine {
     train_command
         ->add_option("--fake-world", train.fake_world,
                      "run rank 0 of a job of so many ranks alone, to time and size it: the others do not exist, what "
-                     "they would send is made up and takes no time")
+                     "they would send is made up, and communication takes local copies only")
         ->check(CLI::Range(1, 1 << 20));
 
     plan_command = app.add_subcommand("plan", "Show what a run would need, without peers or devices");
