@@ -80,6 +80,7 @@ TEST_CASE("bf16: every layout stays in the band that bf16 rounding explains") {
   const Trajectory one = train(config, {});
   const Trajectory exact = train(awkward_model(Precision::kF32), {});
   config.numerics.tensor_reduce_dtype = GENERATE(Precision::kF32, Precision::kBF16);
+  const double of_norms = config.numerics.tensor_reduce_dtype == Precision::kF32 ? 0.02 : 0.04;
   for (const Layout& layout : layouts()) {
     INFO("tensor " << layout.tensor << " sequence " << layout.sequence << " data " << layout.data);
     const Trajectory other = train(config, layout);
@@ -87,7 +88,7 @@ TEST_CASE("bf16: every layout stays in the band that bf16 rounding explains") {
     for (size_t step = 0; step < one.losses.size(); ++step) {
       CHECK(std::abs(other.losses[step] - one.losses[step]) < 0.02);
       CHECK(std::abs(other.losses[step] - exact.losses[step]) < 0.03);
-      CHECK(other.norms[step] == Approx(exact.norms[step]).epsilon(0.02));
+      CHECK(other.norms[step] == Approx(exact.norms[step]).epsilon(of_norms));
     }
     CHECK(mean_weight_error(exact, other) < 4e-3);  // the updates sum to about 4e-2
   }
