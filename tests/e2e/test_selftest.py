@@ -12,7 +12,7 @@ class Selftest(JobTest):
     def test_invariant_numerics_hold_here(self):
         outcome = self.run_invar("selftest", "device=cpu", "--steps", STEPS, seconds=4 * RUN_SECONDS)
         self.assertEqual(outcome.code, 0, outcome)
-        lines = [re.fullmatch(r"(.{66}) (\S.*)", line) for line in outcome.stdout.splitlines()]  # aligned
+        lines = [re.fullmatch(r"(.{74}) (\S.*)", line) for line in outcome.stdout.splitlines()]  # aligned
         self.assertTrue(all(lines), outcome)
         told = {match[1].rstrip(): match[2] for match in lines}
         self.assertEqual(len(told), len(lines), outcome)
