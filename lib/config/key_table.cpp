@@ -111,8 +111,7 @@ constexpr Key kKeys[] = {
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
      "fast: what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 "
-     "halves "
-     "the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism"},
+     "halves the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,
