@@ -257,7 +257,7 @@ class Bench {
         return [=, this] {
           std::vector<Tensor> buffers;
           for (int i = 0; i < program.buffers; ++i) buffers.push_back(c.rows(i * m, (i + 1) * m));
-          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, {buffers.data(), 1})) return;
+          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, DType::kF32, {buffers.data(), 1})) return;
           size_t leaf = 0;
           for (LeafSum sum(program, buffers); !sum.finished(); sum.leaf_done(invariant_), ++leaf) {
             const Range part = steps[leaf].columns;

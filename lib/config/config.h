@@ -92,7 +92,7 @@ struct ParallelConfig {
 struct NumericsConfig {
   Precision precision = Precision::kBF16;
   Reduction reduction = Reduction::kFast;
-  Precision tensor_reduce_dtype = Precision::kF32;  // fast: of terms of sums over the tensor group of activations
+  Precision tensor_reduce_dtype = Precision::kF32;  // of terms of activations' sums over the tensor group, or leaves
   int64_t leaves = 8;                               // invariant: of a sum over a tensor-parallel dim, at most
   int64_t workers = 8;                              // invariant: runs of samples that are added one after another
 

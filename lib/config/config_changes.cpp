@@ -44,6 +44,9 @@ Effect effect_of(const Key& key) {
 // To the contract of before.
 std::string way_back(const ContractDifference& difference, const Config& saved) {
   const std::string& field = difference.field;
+  if (field == "tensor_reduce_dtype") {
+    return format("set numerics.{}: {}", field, difference.saved == "none" ? "fp32" : difference.saved);
+  }
   if (find_key("numerics", field) != nullptr) return format("set numerics.{}: {}", field, difference.saved);
   if (field == "token_block" || field == "head_chunk_tokens") {
     return format("set train.sequence_length: {}", saved.train.sequence_length);

@@ -52,10 +52,12 @@ std::vector<SumSite> sum_sites(const ModelConfig& model) {
 }
 
 std::string NumericsContract::text() const {
-  const std::string lines =
+  std::string lines =
       format("version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n",
              version, word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
-  return head_runs == 1 ? lines : lines + format("head_runs {}\n", head_runs);
+  if (head_runs != 1) lines += format("head_runs {}\n", head_runs);
+  if (tensor_reduce_dtype != Precision::kF32) lines += format("tensor_reduce_dtype {}\n", word_of(tensor_reduce_dtype));
+  return lines;
 }
 
 std::string NumericsContract::hash() const {
@@ -81,6 +83,7 @@ NumericsContract numerics_contract(const Config& config, std::string arithmetic)
   NumericsContract contract;
   contract.precision = config.numerics.precision;
   contract.arithmetic = std::move(arithmetic);
+  contract.tensor_reduce_dtype = config.numerics.tensor_reduce_dtype;
   contract.leaves = config.numerics.leaves;
   contract.workers = config.numerics.workers;
   contract.token_block = token_block_of(config.train.sequence_length);

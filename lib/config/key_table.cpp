@@ -110,8 +110,10 @@ constexpr Key kKeys[] = {
      "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
-     "fast: what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 "
-     "halves the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism"},
+     "what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 halves "
+     "the "
+     "traffic, at a rounding of terms. fast: and of partial sums, and without effect where there is no tensor "
+     "parallelism. invariant: of leaves, whether ranks share them or not"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,

@@ -49,7 +49,6 @@ void check_numerics(const Config& config) {
     refuse_if_set(config, "numerics.workers", "with numerics.reduction: fast");
     return;
   }
-  refuse_if_set(config, "numerics.tensor_reduce_dtype", "with numerics.reduction: invariant, whose leaves are fp32");
   const auto fits = [](int64_t length) { return length % token_block_of(length) == 0; };
   const int64_t length = config.train.sequence_length;
   if (fits(length)) return;

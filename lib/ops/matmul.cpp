@@ -80,7 +80,7 @@ void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transp
   multiply(kOp, stream, a, columns, transpose_a == Transpose::kYes, b, false, c, beta);
 }
 
-bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                    std::span<const Tensor> nodes) {
   constexpr auto kOp = "matmul_leaves";
   expect_float(kOp, "a", a, 2);
@@ -88,11 +88,12 @@ bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::
   INVAR_CHECK(!nodes.empty(), "{}: no node", kOp);
   for (const Tensor& node : nodes) expect(kOp, "a node", node, nodes.front().dtype(), {a.dim(0), b.dim(1)});
   expect_steps(kOp, steps, a.dim(1), std::ssize(nodes));
+  INVAR_CHECK(leaf == DType::kF32 || leaf == DType::kBF16, "{}: leaves of {}", kOp, name_of(leaf));
   INVAR_CHECK(nodes.size() == 1 || nodes.front().dtype() == DType::kF32, "{}: nodes of a sum that are rounded", kOp);
   if (stream.invariant() && a.dtype() == DType::kBF16 && steps.size() > 1) stream.note_momentary(kLeavesProofBytes);
   if (!stream.invariant() || !on_cuda(stream) || a.empty() || b.empty()) return false;
   if (!has_work(kOp, stream, {&a, &b, &nodes.front()})) return true;
-  return cuda::multiply_leaves(stream.cuda(), a, b, steps, nodes);
+  return cuda::multiply_leaves(stream.cuda(), a, b, steps, leaf, nodes);
 }
 
 }  // namespace invar::ops

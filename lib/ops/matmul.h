@@ -36,10 +36,10 @@ struct LeafStep {
   int joins = 0;
 };
 // nodes[i] (M, N) f32, or bf16 where sums are rounded once = what the steps leave of a (M, K) · b, where a leaf's rows
-// of b (K, N) are those of its columns of a. False, and nothing is done, where there is no faster way than the one
-// whose bits it has: matmul_columns() a leaf at a time, additions in fp32. There is one on an invariant stream of a GPU
-// of compute capability 9.0, for bf16.
-bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+// of b (K, N) are those of its columns of a, and a leaf is rounded to `leaf` (f32 or bf16) before it is added. False,
+// and nothing is done, where there is no faster way than the one whose bits it has: matmul_columns() a leaf at a time,
+// additions in fp32. There is one on an invariant stream of a GPU of compute capability 9.0, for bf16.
+bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                    std::span<const Tensor> nodes);
 
 }  // namespace invar::ops

@@ -16,7 +16,7 @@ namespace invar {
 class TensorRegion {
  public:
   // token_block: tokens whose terms of a sum over tokens are added first, in fixed order; 0: any order. reduce_dtype:
-  // of partial sums that are exchanged.
+  // of partial sums that are exchanged; in fixed order, of leaves.
   TensorRegion(Communicator& group, bool sequence_parallel, int64_t token_block = 0, DType reduce_dtype = DType::kF32)
       : group_(group), sequence_(sequence_parallel), token_block_(token_block), reduce_dtype_(reduce_dtype) {}
 
@@ -31,6 +31,8 @@ class TensorRegion {
   Communicator& group() const { return group_; }
   bool sequence_parallel() const { return sequence_; }
 
+  // What a leaf is rounded to, also in a group of one.
+  DType leaf_dtype() const { return reduce_dtype_; }
   // A group of one exchanges nothing.
   DType partial_dtype(DType activation) const { return group_.size() == 1 ? activation : reduce_dtype_; }
 
@@ -41,7 +43,7 @@ class TensorRegion {
   // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once if the terms are f32. `partial` is
   // overwritten; the result is in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
-  // In fixed order, of this rank's nodes f32 (T, C) in the plan.
+  // In fixed order, of this rank's nodes (T, C) in the plan, see tree_reduce_scatter.
   Tensor reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan, std::span<const Tensor> nodes,
                       DType dtype) const;
 

@@ -10,6 +10,15 @@
 namespace invar {
 namespace {
 constexpr int64_t kSliceBlock = 64;  // elements; slices begin where a cache line or a GPU's wide access does
+
+// As on every other rank.
+DType node_dtype(const TreePlan& plan, std::span<const Tensor> nodes) {
+  if (nodes.empty() || nodes.front().dtype() != DType::kBF16) return DType::kF32;
+  INVAR_CHECK(plan.all_nodes_are_leaves(), "bf16 nodes, which are sums of leaves on some rank");
+  for (int rank = 0; rank < plan.ranks(); ++rank) INVAR_CHECK(!plan.nodes(rank).empty(), "no bf16 node on {}", rank);
+  return DType::kBF16;
+}
+
 }  // namespace
 
 LeafSum::LeafSum(const LeafProgram& program, std::vector<Tensor> buffers)
@@ -51,9 +60,10 @@ void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePl
               group.size());
   const int64_t elements = std::reduce(counts.begin(), counts.end());
   INVAR_CHECK(std::ssize(nodes) == own_nodes, "{} nodes of {}", nodes.size(), own_nodes);
+  const DType dtype = node_dtype(plan, nodes);
   for (const Tensor& node : nodes) {
-    INVAR_CHECK(node.dims() == 1 && node.dim(0) == elements && node.dtype() == DType::kF32,
-                "a node is {}, not f32 of {} elements", node.describe(), elements);
+    INVAR_CHECK(node.dims() == 1 && node.dim(0) == elements && node.dtype() == dtype,
+                "a node is {}, not {} of {} elements", node.describe(), name_of(dtype), elements);
   }
   INVAR_CHECK(out.dims() == 1 && out.dim(0) == counts[rank], "{} is not {} elements", out.describe(), counts[rank]);
   if (group.size() == 1) {  // the root itself
@@ -62,7 +72,7 @@ void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePl
   }
 
   const ArenaScope staging(scratch);
-  const Tensor received = scratch.allocate("nodes of a tree", DType::kF32, {plan.total_nodes(), counts[rank]});
+  const Tensor received = scratch.allocate("nodes of a tree", dtype, {plan.total_nodes(), counts[rank]});
   for (int round = 0; round < plan.rounds(); ++round) {
     const bool gives = round < own_nodes;
     const std::vector<int64_t> nothing(counts.size(), 0);

@@ -40,10 +40,12 @@ void join_buffers(const Stream& stream, std::span<const Tensor> buffers, int top
 // A rank's nodes from all its leaves, f32 of one shape, in the order of the program; they are overwritten.
 std::vector<Tensor> nodes_of_leaves(const Stream& stream, const LeafProgram& program, std::span<const Tensor> leaves);
 
-// nodes: f32 (A) for each node of this rank, as LeafSum leaves them in its first buffers. counts[r]: elements of the
-// root that rank r gets, A in all. out (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose
-// rest stays as it is. Staging of 4 · plan.total_nodes() · counts[rank] bytes is taken from `scratch` and given back,
-// none in a group of one; a rank puts 4 · (its nodes) · (A - counts[rank]) bytes on the wire, in plan.rounds() calls.
+// nodes: (A) for each node of this rank, as LeafSum leaves them in its first buffers, f32, or on all ranks bf16 where
+// they are leaves that have been rounded to it, one at least on every rank. counts[r]: elements of the root that rank r
+// gets, A in all. out (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose rest stays as it
+// is. With b bytes in an element of a node, staging of b · plan.total_nodes() · counts[rank] bytes is taken from
+// `scratch` and given back, none in a group of one; a rank puts b · (its nodes) · (A - counts[rank]) bytes on the wire,
+// in plan.rounds() calls.
 void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                          std::span<const int64_t> counts, const Tensor& out, Arena& scratch);
 

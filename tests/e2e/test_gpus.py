@@ -58,16 +58,21 @@ class SeveralGpus(GpuTest):
     def test_invariant_numerics_have_one_state_at_every_layout(self):
         invariant = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1",
                      "train.steps=6", "parallel.bucket_size=20000"]
-        for precision in ("fp32", "bf16"):
+        states = []
+        for precision, leaf in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")):
             self.recipe(precision)
-            self.train(f"one_{precision}", *invariant)
-            self.train(f"fast_{precision}", "device=cuda", "log.hash_every=1", "train.steps=6")
-            state = series(self.folder / f"one_{precision}", "state_hash")
-            self.assertNotEqual(series(self.folder / f"fast_{precision}", "state_hash"), state)
+            kind = f"{precision}_{leaf}"
+            keys = [*invariant, f"numerics.tensor_reduce_dtype={leaf}"]
+            self.train(f"one_{kind}", *keys)
+            self.train(f"fast_{kind}", "device=cuda", "log.hash_every=1", "train.steps=6")
+            state = series(self.folder / f"one_{kind}", "state_hash")
+            self.assertNotEqual(series(self.folder / f"fast_{kind}", "state_hash"), state)
+            self.assertNotIn(state, states)
+            states.append(state)
             for i, (world, layout) in enumerate(self.layouts()):
-                with self.subTest(precision=precision, world=world, layout=layout):
-                    run = f"invariant_{precision}_{i}"
-                    self.train(run, *invariant, *layout, ranks=world)
+                with self.subTest(kind=kind, world=world, layout=layout):
+                    run = f"invariant_{kind}_{i}"
+                    self.train(run, *keys, *layout, ranks=world)
                     self.assertEqual(series(self.folder / run, "state_hash"), state)
 
     def test_replicas_of_unequal_width_have_the_state_of_one_gpu(self):

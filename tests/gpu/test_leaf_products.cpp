@@ -54,10 +54,12 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
                                                        {700, 1000, 2048, 16},
                                                        {2600, 264, 512, 16},  // 11 pairs of tiles
                                                        {4096, 2560, 3072, 128}}));
-  CAPTURE(leaves, run.begin, run.end, m, n, k, unit);
+  const DType leaf_dtype = GENERATE(DType::kF32, DType::kBF16);
+  CAPTURE(leaves, run.begin, run.end, m, n, k, unit, name_of(leaf_dtype));
   const Cut cut(leaves, run, k, unit);
   const DeviceTensor a(random_tensor(DType::kBF16, {m, k}, 1)), b(random_tensor(DType::kBF16, {k, n}, 2));
   const HostTensor unwritten(DType::kF32, {m, n});
+  const DeviceTensor leaf(HostTensor(leaf_dtype, {m, n}));
   std::vector<DeviceTensor> buffers, nodes;
   for (int i = 0; i < cut.program.buffers; ++i) buffers.emplace_back(unwritten);
   for (size_t i = 0; i < cut.program.nodes.size(); ++i) nodes.emplace_back(unwritten);
@@ -66,12 +68,17 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   size_t index = 0;
   for (LeafSum sum(cut.program, {buffers.begin(), buffers.end()}); !sum.finished(); sum.leaf_done(stream)) {
     const Range part = cut.columns[index++];
-    ops::matmul_columns(stream, a, part, ops::Transpose::kNo, b.tensor().rows(part.begin, part.end), sum.target(),
-                        sum.accumulate() ? 1.0f : 0.0f);
+    ops::matmul_columns(stream, a, part, ops::Transpose::kNo, b.tensor().rows(part.begin, part.end), leaf);
+    if (sum.accumulate()) {
+      ops::add(stream, sum.target(), leaf, sum.target());
+    } else {
+      ops::copy(stream, leaf, sum.target());
+    }
   }
   synchronize(stream);
   const bool hopper = cuda_architecture(0) == "sm90";
-  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, std::vector<Tensor>(nodes.begin(), nodes.end())) == hopper);
+  const std::vector<Tensor> into(nodes.begin(), nodes.end());
+  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, leaf_dtype, into) == hopper);
   if (!hopper) return;
   synchronize(stream);
   for (size_t node = 0; node < nodes.size(); ++node) {
@@ -85,7 +92,7 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   const DeviceTensor rounded(narrow), wanted(narrow);
   synchronize(gpu());
   ops::copy(stream, buffers.front(), wanted);
-  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, {&rounded.tensor(), 1}));
+  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, leaf_dtype, {&rounded.tensor(), 1}));
   synchronize(stream);
   CHECK(rounded.host().same_bits(wanted.host()));
 }
@@ -93,12 +100,12 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
 TEST_CASE("leaves that no kernel takes are left to products") {
   const Cut odd(4, {0, 4}, 96, 8), many(32, {0, 32}, 1024, 16), right(4, {0, 4}, 64, 16), few(2, {0, 2}, 64, 16);
   const Stream invariant = invariant_stream();
-  const auto taken = [](const Stream& stream, const Cut& cut, int64_t n, DType dtype) {
+  const auto taken = [](const Stream& stream, const Cut& cut, int64_t n, DType dtype, DType leaf = DType::kF32) {
     const int64_t k = cut.columns.back().end;
     const DeviceTensor a(HostTensor(dtype, {16, k})), b(HostTensor(dtype, {k, n})),
         node(HostTensor(DType::kF32, {16, n}));
     const std::vector<Tensor> nodes{node};
-    const bool done = ops::matmul_leaves(stream, a, b, cut.steps, nodes);
+    const bool done = ops::matmul_leaves(stream, a, b, cut.steps, leaf, nodes);
     synchronize(stream);
     return done;
   };
@@ -107,7 +114,8 @@ TEST_CASE("leaves that no kernel takes are left to products") {
   CHECK_FALSE(taken(invariant, right, 16, DType::kF32));
   CHECK_FALSE(taken(invariant, right, 12, DType::kBF16));
   CHECK_FALSE(taken(invariant, odd, 16, DType::kBF16));
-  CHECK_FALSE(taken(invariant, few, 16, DType::kBF16));   // not faster
+  CHECK_FALSE(taken(invariant, few, 16, DType::kBF16));  // not faster
+  CHECK(taken(invariant, few, 16, DType::kBF16, DType::kBF16) == (cuda_architecture(0) == "sm90"));
   CHECK_FALSE(taken(invariant, many, 16, DType::kBF16));  // five sums at once
 }
 

@@ -160,6 +160,24 @@ TEST_CASE("blocks of several tokens: every layout has the state of one rank afte
   WARN(compared << " layouts compared with one rank, three steps each");
 }
 
+TEST_CASE("leaves rounded to bf16: every layout has the state of one rank after every step") {
+  size_t compared = 0;
+  const auto compare = [&](Config config, const std::vector<Layout>& layouts) {
+    config.train.steps = 4;
+    const std::vector<uint64_t> exact = train_hashed(config, {}).bits();
+    config.numerics.tensor_reduce_dtype = Precision::kBF16;
+    compared += compare_layouts(config, layouts);
+    CHECK(train_hashed(config, {}).bits() != exact);
+  };
+  // At 8 and 6 ranks a leaf each, at fewer sums of rounded ones.
+  compare(tied_qwen3(Precision::kBF16),
+          {{8, true, 1, 4}, {8, false, 1, 4}, {4, true, 2, 3}, {3, true, 1, 2}, {2, false, 1, 12}, {1, false, 4, 1}});
+  compare(uneven_qwen3(Precision::kBF16), {{6, true, 1, 4}, {4, false, 1, 4}, {3, true, 2, 2}, {2, true, 1, 4}});
+  compare(gemma4_e_series(Precision::kBF16), {{8, true, 1, 4}, {4, true, 1, 2}, {2, false, 2, 3}});
+  compare(grouped_gemma4(Precision::kBF16), {{8, false, 1, 4}, {4, true, 1, 4}});
+  WARN(compared << " layouts compared with one rank, four steps each");
+}
+
 TEST_CASE("the whole product of layouts", "[.full]") {
   size_t compared = 0;
   for (const Model& model : kModels) {

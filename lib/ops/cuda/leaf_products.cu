@@ -53,7 +53,8 @@ struct Work {
   int leaves;
   Leaf leaf[kMostLeaves];
   void* nodes[kMostNodes];
-  bool rounded;  // nodes are bf16
+  bool rounded;         // nodes are bf16
+  bool rounded_leaves;  // to bf16 before they are added
 };
 
 // Where the tile of this block in pair `index` of all begins.
@@ -155,7 +156,11 @@ class Sums {
   }
 
   // The leaf becomes the last of the sums, or is added to it.
-  __device__ void take(const Leaf& leaf) {
+  __device__ void take(const Leaf& leaf, bool rounded) {
+    if (rounded) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) chain_[i] = __bfloat162float(__float2bfloat16_rn(chain_[i]));
+    }
     if (leaf.add) {
       add(chain_, last_);
     } else {
@@ -287,7 +292,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
          pair += static_cast<int>(gridDim.x) / kCluster) {
       for (int l = 0; l < work.leaves; ++l) {
         sums.multiply(work.leaf[l]);
-        sums.take(work.leaf[l]);
+        sums.take(work.leaf[l], work.rounded_leaves);
       }
       sums.write(work, Place(work, pair, static_cast<int>(hopper::block_of_cluster())));
     }
@@ -296,13 +301,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
 }
 
 // Without leaves.
-Work work_of(const Tensor& a, const Tensor& b, DType out) {
+Work work_of(const Tensor& a, const Tensor& b, DType leaf, DType out) {
   Work work{};
   work.m = a.dim(0);
   work.n = b.dim(1);
   work.pairs = static_cast<int>(ceil_div(work.m, kCluster * kTile));
   work.columns = static_cast<int>(ceil_div(work.n, kTile));
   work.rounded = out == DType::kBF16;
+  work.rounded_leaves = leaf == DType::kBF16;
   return work;
 }
 
@@ -395,7 +401,7 @@ class LeafProducts {
     };
     const Tensor a = take(DType::kBF16, kM, k), b = take(DType::kBF16, k, kN), expected = take(DType::kF32, kM, kN);
     fill_for_comparison(stream_, {a, {0, k}, false, b, false, expected, false});
-    Work work = work_of(a, b, DType::kF32);
+    Work work = work_of(a, b, DType::kF32, DType::kF32);
     for (int leaf = 0; leaf < 2 * nodes; ++leaf) {
       work.leaf[work.leaves++] = {static_cast<int32_t>(leaf * kLeaf), kLeaf, static_cast<int16_t>(leaf % 2), 0};
     }
@@ -431,18 +437,19 @@ class LeafProducts {
 
 }  // namespace
 
-bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                      std::span<const Tensor> nodes) {
-  // A library's product and an addition in place are faster for few leaves, and for long ones.
-  constexpr size_t kFewLeaves = 2;
+  // A library's product and an addition in place are faster for few leaves, and for long ones. A rounded leaf takes a
+  // pass of its own there.
+  const size_t few_leaves = leaf == DType::kF32 ? 2 : 1;
   constexpr int64_t kLongLeaf = 4096;
   const int64_t m = a.dim(0), n = b.dim(1), k = a.dim(1);
-  const bool taken = a.dtype() == DType::kBF16 && steps.size() > kFewLeaves && steps.size() <= kMostLeaves &&
+  const bool taken = a.dtype() == DType::kBF16 && steps.size() > few_leaves && steps.size() <= kMostLeaves &&
                      k < kLongLeaf * std::ssize(steps) && k % 8 == 0 && n % 8 == 0 && std::max(m, n) < INT32_MAX / 2 &&
                      is_aligned({a.raw(), b.raw()}) &&
                      std::ranges::all_of(nodes, [](const Tensor& node) { return is_aligned({node.raw()}); });
   if (!taken) return false;
-  Work work = work_of(a, b, nodes.front().dtype());
+  Work work = work_of(a, b, leaf, nodes.front().dtype());
   int buffers = 0;
   for (const LeafStep& step : steps) {
     if (step.columns.empty() || step.columns.size() % 16 != 0) return false;

@@ -69,7 +69,7 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
             Transpose transpose_b, const Tensor& c, float beta);
 // In one kernel on tensor cores of compute capability 9.0; false, and nothing is done, on other GPUs and for operands
 // that it does not take.
-bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps,
+bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                      std::span<const Tensor> nodes);
 
 void rms_norm_forward(const Stream& stream, const Tensor& x, const Tensor& weight, float eps, const Tensor& y,

@@ -90,7 +90,8 @@ void gate_backward(const Stream&, Activation, const Tensor&, const Tensor&, cons
 void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float) {
   refuse();
 }
-bool multiply_leaves(CudaStream&, const Tensor&, const Tensor&, std::span<const LeafStep>, std::span<const Tensor>) {
+bool multiply_leaves(CudaStream&, const Tensor&, const Tensor&, std::span<const LeafStep>, DType,
+                     std::span<const Tensor>) {
   refuse();
 }
 void rms_norm_forward(const Stream&, const Tensor&, const Tensor&, float, const Tensor&, const Tensor&) {

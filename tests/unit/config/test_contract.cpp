@@ -64,6 +64,20 @@ TEST_CASE("a contract names the runs of query heads where a KV head has several"
   CHECK(runs("gemma4-31b", 8) == 2);  // of the four KV heads of full layers
 }
 
+TEST_CASE("a contract names what leaves are rounded to") {
+  Config config = config_of("qwen3-0.6b", 4096);
+  const NumericsContract exact = numerics_contract(config, "fma-chain");
+  config.numerics.tensor_reduce_dtype = Precision::kBF16;
+  const NumericsContract rounded = numerics_contract(config, "fma-chain");
+  CHECK(rounded.text() == exact.text() + "tensor_reduce_dtype bf16\n");
+  CHECK(rounded.hash() != exact.hash());
+  const auto difference = first_difference(rounded.text(), exact.text());
+  REQUIRE(difference);
+  CHECK(difference->field == "tensor_reduce_dtype");
+  CHECK(difference->saved == "bf16");
+  CHECK(difference->now == "none");
+}
+
 TEST_CASE("only tensor cores have another arithmetic") {
   CHECK(arithmetic_of(Precision::kBF16, "") == "fma-chain");
   CHECK(arithmetic_of(Precision::kF32, "") == "fma-chain");

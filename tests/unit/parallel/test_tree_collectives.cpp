@@ -203,6 +203,38 @@ TEST_CASE("an all-reduce has the same bits on every rank, and at every number of
   }
 }
 
+TEST_CASE("rounded leaves travel as such and give the bits of one rank") {
+  constexpr int64_t kElements = 1000;
+  for (const auto& [leaf_count, runs] : {std::pair<int64_t, std::vector<Range>>{2, {{0, 1}, {1, 2}}},
+                                         {8, choose_runs(8, 8)},
+                                         {5, {{0, 1}, {1, 3}, {3, 4}, {4, 5}}}}) {  // two leaves that are no siblings
+    const auto ranks = static_cast<int>(runs.size());
+    const TreePlan plan(leaf_count, runs);
+    REQUIRE(plan.all_nodes_are_leaves());
+    Elements leaves = test::wide_values(leaf_count * kElements, 7);
+    std::vector<BF16> rounded(leaves.begin(), leaves.end());
+    const Elements exact = test::tree_root(leaves, kElements);
+    for (size_t i = 0; i < leaves.size(); ++i) leaves[i] = static_cast<float>(rounded[i]);
+    const Elements expected = test::tree_root(leaves, kElements);
+    CHECK(test::different(expected, exact) > kElements / 2);
+    if (leaf_count > 2) CHECK(test::different(ordinary_sum(runs, leaves, kElements), expected) > 10);  // of few digits
+    const std::vector<int64_t> counts = random_counts(kElements, ranks, 3);
+    run_thread_ranks(ranks, [&](Communicator& world) {
+      const Range run = runs[static_cast<size_t>(world.rank())];
+      const Tensor all(rounded.data(), DType::kBF16, DeviceType::kCpu, {leaf_count, kElements});
+      const std::vector<Tensor> nodes = rows_of(all.rows(run.begin, run.end));
+      Arena scratch("scratch", DeviceType::kCpu, 1 << 20);
+      const Range slice = slice_of(counts, world.rank());
+      Elements out(static_cast<size_t>(slice.size()), std::nanf(""));
+      tree_reduce_scatter(kCpu, world, plan, nodes, counts, view_of(out), scratch);
+      CHECK(test::different(out, part_of(expected, slice)) == 0);
+      Elements root(kElements, std::nanf(""));
+      tree_all_reduce(kCpu, world, plan, nodes, view_of(root), scratch);
+      CHECK(test::different(root, expected) == 0);
+    });
+  }
+}
+
 TEST_CASE("on meta nothing moves, and staging and bytes on the wire are counted") {
   constexpr int64_t kElements = 1024;
   const TreePlan plan(8, std::vector<Range>{{0, 3}, {3, 6}, {6, 8}});
@@ -226,6 +258,14 @@ TEST_CASE("on meta nothing moves, and staging and bytes on the wire are counted"
     CHECK(table["tensor all_gather"].bytes > 0);
     CHECK(table.size() == 2);
   }
+  TrafficTable table;  // rounded leaves take half the bytes
+  const auto group = make_recording_communicator(1, 3, "tensor", &table);
+  Arena scratch("scratch", DeviceType::kMeta, 0);
+  const Tensor leaf(nullptr, DType::kBF16, DeviceType::kMeta, {1, kElements});
+  tree_reduce_scatter(kMeta, *group, TreePlan(3, choose_runs(3, 3)), rows_of(leaf), counts,
+                      Tensor(nullptr, DType::kBF16, DeviceType::kMeta, {256}), scratch);
+  CHECK(table["tensor all_to_all"].bytes == 2 * (kElements - 256));
+  CHECK(scratch.high_water() == 2 * 3 * 256);
 }
 
 TEST_CASE("operands that do not fit the plan are refused") {
@@ -243,6 +283,9 @@ TEST_CASE("operands that do not fit the plan are refused") {
                    "a tree over 2 ranks and 1 counts, in group 'world' of 1"));
     CHECK(contains(refused(plan, matrix(values, 2), counts), "2 nodes of 1"));
     CHECK(contains(refused(plan, matrix(values, 1), wrong_counts), "a node is f32 (8), not f32 of 7 elements"));
+    std::vector<BF16> rounded(8);
+    const Tensor sums(rounded.data(), DType::kBF16, DeviceType::kCpu, {1, 8});
+    CHECK(contains(refused(plan, sums, counts), "bf16 nodes, which are sums of leaves on some rank"));
   });
   const LeafProgram program = leaf_program(8, {0, 8}, LeafKind::kAddable);
   Elements two(16);
