@@ -1,4 +1,4 @@
-// bench_cuda [0.6b | 1.7b | gemma] [part of a name]: the operations on a GPU at a model's shapes, each beside its
+// bench_cuda [0.6b | 1.7b | 8b | gemma] [part of a name]: the operations on a GPU at a model's shapes, each beside its
 // floor: the bytes that it must move, at the speed of a device copy, or its products, at that of an 8192³ one. A timed
 // repeat goes over copies of the operands that are together larger than the L2 cache; the median of the repeats is
 // printed.
@@ -51,6 +51,7 @@ const std::vector<Model>& models() {
   static const std::vector<Model> list = {
       {"0.6b", 1024, 3072, 151936, 4},
       {"1.7b", 2048, 6144, 151936, 2},
+      {"8b", 4096, 12288, 151936, 2, ops::Activation::kSilu, {{32, 8, 128, 0}}},
       {"gemma", 2560, 10240, 262144, 2, ops::Activation::kGeluTanh, {{8, 2, 256, 512}, {8, 2, 512, 0}}},
   };
   return list;
@@ -234,16 +235,22 @@ class Bench {
     site("gate_up", t, 2 * model_.intermediate, c, false, DType::kBF16);
     site("down", t, c, model_.intermediate, true, DType::kBF16);
     site("head", kLogitTokens, model_.vocabulary, c, false, DType::kF32);
-    for (const int leaves : {4, 8}) {
-      leaf_rows("attention out forward", leaves, t, c, q);
-      leaf_rows("qkv dgrad", leaves, t, c, q + 2 * heads.kv_heads * heads.head_dim);
-      leaf_rows("down forward", leaves, t, c, model_.intermediate);
-      leaf_rows("gate_up dgrad", leaves, t, c, 2 * model_.intermediate);
+    for (const auto& [tensor, leaves] : {std::pair(1, 4), std::pair(1, 8), std::pair(2, 4), std::pair(4, 2)}) {
+      for (const DType leaf : {DType::kF32, DType::kBF16}) {
+        const auto rows = [&](const char* name, int64_t k) {
+          leaf_rows(format("{}, TP={}", name, tensor), leaves, leaf, t, c, k / tensor);
+        };
+        rows("attention out forward", q);
+        rows("qkv dgrad", q + 2 * heads.kv_heads * heads.head_dim);
+        rows("down forward", model_.intermediate);
+        rows("gate_up dgrad", 2 * model_.intermediate);
+      }
     }
   }
 
-  // c (m, n) f32 as a sum over leaves of k in fixed order: as layers make it, and a product and a sum at a time.
-  void leaf_rows(const std::string& name, int leaves, int64_t m, int64_t n, int64_t k) {
+  // c (m, n) f32 as a sum over leaves of k in fixed order, rounded to `dtype` before: as layers make it, and a product
+  // and a sum at a time.
+  void leaf_rows(const std::string& name, int leaves, DType dtype, int64_t m, int64_t n, int64_t k) {
     const LeafProgram program = leaf_program(leaves, {0, leaves}, LeafKind::kAddable);
     std::vector<ops::LeafStep> steps;
     for (const Range& units : split_units(k / 16, leaves)) {
@@ -251,18 +258,25 @@ class Bench {
       steps.push_back({{units.begin * 16, units.end * 16}, step.buffer, step.accumulate, step.joins});
     }
     for (const bool one_by_one : {false, true}) {
-      const std::string of = format("matmul {} of {} leaves{}", name, leaves, one_by_one ? ", one by one" : "");
+      const std::string of = format("matmul {} of {} leaves{}{}", name, leaves, dtype == DType::kBF16 ? " in bf16" : "",
+                                    one_by_one ? ", one by one" : "");
       row(of, products(m, n, k), [=, this] {
-        const Tensor a = bf16({m, k}), b = bf16({k, n}), c = f32({program.buffers * m, n});
+        const Tensor a = bf16({m, k}), b = bf16({k, n}), c = f32({program.buffers * m, n}), rounded = bf16({m, n});
         return [=, this] {
           std::vector<Tensor> buffers;
           for (int i = 0; i < program.buffers; ++i) buffers.push_back(c.rows(i * m, (i + 1) * m));
-          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, DType::kF32, {buffers.data(), 1})) return;
+          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, dtype, {buffers.data(), 1})) return;
           size_t leaf = 0;
           for (LeafSum sum(program, buffers); !sum.finished(); sum.leaf_done(invariant_), ++leaf) {
             const Range part = steps[leaf].columns;
-            ops::matmul_columns(invariant_, a, part, ops::Transpose::kNo, b.rows(part.begin, part.end), sum.target(),
-                                sum.accumulate() ? 1.0f : 0.0f);
+            const Tensor rows = b.rows(part.begin, part.end);
+            if (dtype == DType::kBF16) {
+              ops::matmul_columns(invariant_, a, part, Transpose::kNo, rows, rounded);
+              sum.put(invariant_, rounded);
+            } else {
+              ops::matmul_columns(invariant_, a, part, Transpose::kNo, rows, sum.target(),
+                                  sum.accumulate() ? 1.0f : 0.0f);
+            }
           }
         };
       });
@@ -471,7 +485,7 @@ int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "0.6b";
   const auto model = std::ranges::find(models(), name, &Model::name);
   if (model == models().end() || argc > 3) {
-    std::fputs("usage: bench_cuda [0.6b | 1.7b | gemma] [part of an operation's name]\n", stderr);
+    std::fputs("usage: bench_cuda [0.6b | 1.7b | 8b | gemma] [part of an operation's name]\n", stderr);
     return 2;
   }
   try {

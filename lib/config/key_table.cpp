@@ -111,9 +111,8 @@ constexpr Key kKeys[] = {
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
      "what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 halves "
-     "the "
-     "traffic, at a rounding of terms. fast: and of partial sums, and without effect where there is no tensor "
-     "parallelism. invariant: of leaves, whether ranks share them or not"},
+     "the traffic, at a rounding of terms; fast: of partial sums too, and without effect where there is no tensor "
+     "parallelism; invariant: of leaves, at every layout alike"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,

@@ -49,16 +49,12 @@ void GroupProduct::multiply_rows(int64_t first, const Tensor& a, const Tensor& w
     const auto multiply_leaf = [&](const Tensor& out, float beta) {
       ops::matmul_columns(ctx_.stream, a, rows, Transpose::kNo, w.rows(rows.begin, rows.end), out, beta);
     };
-    if (!leaf_.defined()) {
-      multiply_leaf(sum.target(), sum.accumulate() ? 1.0f : 0.0f);
-      continue;
-    }
-    const Tensor leaf = leaf_.rows(first, first + a.dim(0));
-    multiply_leaf(leaf, 0.0f);
-    if (sum.accumulate()) {
-      ops::add(ctx_.stream, sum.target(), leaf, sum.target());
+    if (leaf_.defined()) {
+      const Tensor leaf = leaf_.rows(first, first + a.dim(0));
+      multiply_leaf(leaf, 0.0f);
+      sum.put(ctx_.stream, leaf);
     } else {
-      ops::copy(ctx_.stream, leaf, sum.target());
+      multiply_leaf(sum.target(), sum.accumulate() ? 1.0f : 0.0f);
     }
   }
 }

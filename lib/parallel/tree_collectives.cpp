@@ -26,6 +26,14 @@ LeafSum::LeafSum(const LeafProgram& program, std::vector<Tensor> buffers)
   INVAR_CHECK(std::ssize(buffers_) >= program.buffers, "{} buffers of {}", buffers_.size(), program.buffers);
 }
 
+void LeafSum::put(const Stream& stream, const Tensor& leaf) const {
+  if (accumulate()) {
+    ops::add(stream, target(), leaf, target());
+  } else {
+    ops::copy(stream, leaf, target());
+  }
+}
+
 void LeafSum::leaf_done(const Stream& stream) {
   join_buffers(stream, buffers_, step().buffer, step().joins);
   ++next_;

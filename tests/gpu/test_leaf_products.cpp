@@ -69,11 +69,7 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   for (LeafSum sum(cut.program, {buffers.begin(), buffers.end()}); !sum.finished(); sum.leaf_done(stream)) {
     const Range part = cut.columns[index++];
     ops::matmul_columns(stream, a, part, ops::Transpose::kNo, b.tensor().rows(part.begin, part.end), leaf);
-    if (sum.accumulate()) {
-      ops::add(stream, sum.target(), leaf, sum.target());
-    } else {
-      ops::copy(stream, leaf, sum.target());
-    }
+    sum.put(stream, leaf);
   }
   synchronize(stream);
   const bool hopper = cuda_architecture(0) == "sm90";
@@ -98,7 +94,7 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
 }
 
 TEST_CASE("leaves that no kernel takes are left to products") {
-  const Cut odd(4, {0, 4}, 96, 8), many(32, {0, 32}, 1024, 16), right(4, {0, 4}, 64, 16), few(2, {0, 2}, 64, 16);
+  const Cut odd(4, {0, 4}, 96, 8), many(32, {0, 32}, 1024, 16), right(4, {0, 4}, 64, 16), few(2, {0, 2}, 4096, 16);
   const Stream invariant = invariant_stream();
   const auto taken = [](const Stream& stream, const Cut& cut, int64_t n, DType dtype, DType leaf = DType::kF32) {
     const int64_t k = cut.columns.back().end;

@@ -439,13 +439,12 @@ class LeafProducts {
 
 bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                      std::span<const Tensor> nodes) {
-  // A library's product and an addition in place are faster for few leaves, and for long ones. A rounded leaf takes a
-  // pass of its own there.
-  const size_t few_leaves = leaf == DType::kF32 ? 2 : 1;
-  constexpr int64_t kLongLeaf = 4096;
+  // Leaf by leaf a library's products are faster where leaves are long, the more so where there are but two: measured
+  // by tools/bench_cuda. A leaf that is rounded takes a pass of its own there.
+  const int64_t long_leaf = steps.size() == 2 && leaf == DType::kF32 ? 1024 : 4096;
   const int64_t m = a.dim(0), n = b.dim(1), k = a.dim(1);
-  const bool taken = a.dtype() == DType::kBF16 && steps.size() > few_leaves && steps.size() <= kMostLeaves &&
-                     k < kLongLeaf * std::ssize(steps) && k % 8 == 0 && n % 8 == 0 && std::max(m, n) < INT32_MAX / 2 &&
+  const bool taken = a.dtype() == DType::kBF16 && steps.size() > 1 && steps.size() <= kMostLeaves &&
+                     k < long_leaf * std::ssize(steps) && k % 8 == 0 && n % 8 == 0 && std::max(m, n) < INT32_MAX / 2 &&
                      is_aligned({a.raw(), b.raw()}) &&
                      std::ranges::all_of(nodes, [](const Tensor& node) { return is_aligned({node.raw()}); });
   if (!taken) return false;
