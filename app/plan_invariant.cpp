@@ -78,6 +78,9 @@ void print_invariant(const Config& config, const Topology& grid, DeviceType devi
                         shares(leaves, head_leaves(site.units, site.parts, config.numerics.leaves, width))));
     }
   }
+  if (config.numerics.tensor_reduce_dtype == Precision::kBF16) {
+    print_line("  leaves rounded to bf16; sums with one on each rank travel so, the others in fp32");
+  }
   print_workers(config, grid);
   print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",
                     join_numbers(fitting_tensor_degrees(config, false)),

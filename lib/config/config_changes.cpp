@@ -44,9 +44,6 @@ Effect effect_of(const Key& key) {
 // To the contract of before.
 std::string way_back(const ContractDifference& difference, const Config& saved) {
   const std::string& field = difference.field;
-  if (field == "tensor_reduce_dtype") {
-    return format("set numerics.{}: {}", field, difference.saved == "none" ? "fp32" : difference.saved);
-  }
   if (find_key("numerics", field) != nullptr) return format("set numerics.{}: {}", field, difference.saved);
   if (field == "token_block" || field == "head_chunk_tokens") {
     return format("set train.sequence_length: {}", saved.train.sequence_length);
@@ -78,8 +75,13 @@ std::vector<ConfigChange> config_changes(const Config& saved, const Config& now)
 void check_contract(const Config& saved, std::string_view saved_contract, const Config& now,
                     std::string_view contract) {
   if (saved_contract.empty() || contract.empty()) return;
-  const std::optional<ContractDifference> difference = first_difference(saved_contract, contract);
+  std::optional<ContractDifference> difference = first_difference(saved_contract, contract);
   if (!difference) return;
+  if (difference->field == "tensor_reduce_dtype") {  // not named if it is fp32
+    for (std::string* value : {&difference->saved, &difference->now}) {
+      if (*value == "none") *value = "fp32";
+    }
+  }
   refuse(now, {"numerics." + difference->field, "numerics.reduction"},
          format("{} of the numerics contract is {}, but the checkpoint was saved with {}", difference->field,
                 difference->now, difference->saved),

@@ -110,9 +110,9 @@ constexpr Key kKeys[] = {
      "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
-     "what ranks of a tensor-parallel group exchange of activations and their gradients to add them up; bf16 halves "
-     "the traffic, at a rounding of terms; fast: of partial sums too, and without effect where there is no tensor "
-     "parallelism; invariant: of leaves, at every layout alike"},
+     "what ranks of a tensor-parallel group exchange of activations and their gradients to add them up. fast: bf16 "
+     "halves the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism. invariant: "
+     "of each leaf at every layout, and halves the traffic where leaves = parallel.tensor"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,

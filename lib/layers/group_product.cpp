@@ -17,25 +17,26 @@ GroupProduct::GroupProduct(const LayerContext& ctx, const LeafCut* leaves, int64
     root_ = ctx.scratch.allocate("sum of leaves", ctx.activation, {ctx.region.tokens(), columns});
   }
   DType dtype = ctx.region.partial_dtype(ctx.activation);
-  if (leaves_ != nullptr) dtype = leaves_->plan.all_nodes_are_leaves() ? ctx.region.leaf_dtype() : DType::kF32;
+  if (leaves_ != nullptr) dtype = leaves_->plan.one_leaf_each() ? leaf_dtype() : DType::kF32;
   const int terms = leaves_ == nullptr ? 1 : leaves_->program.buffers;
   for (int term = 0; term < terms; ++term) {
     terms_.push_back(ctx.scratch.allocate("terms of a product", dtype, {ctx.region.tokens(), columns}));
   }
-  if (leaves_ != nullptr && dtype != ctx.region.leaf_dtype()) {
-    leaf_ = ctx.scratch.allocate("a leaf", ctx.region.leaf_dtype(), {ctx.region.tokens(), columns});
-  }
+}
+
+DType GroupProduct::leaf_dtype() const {
+  return leaves_->may_be_alone ? ctx_.region.leaf_dtype() : DType::kF32;
 }
 
 void GroupProduct::multiply(const Tensor& a, const Tensor& w) {
-  if (leaves_ == nullptr || terms_.front().dtype() != DType::kF32) return multiply_rows(0, a, w);
+  if (leaves_ == nullptr) return multiply_rows(0, a, w);
   std::vector<ops::LeafStep> steps;
   for (const LeafProgram::Step& step : leaves_->program.steps) {
     steps.push_back({leaves_->rows[steps.size()], step.buffer, step.accumulate, step.joins});
   }
   const bool alone = root_.defined();
   const std::span<const Tensor> nodes(alone ? &root_ : terms_.data(), leaves_->program.nodes.size());
-  if (!ops::matmul_leaves(ctx_.stream, a, w, steps, ctx_.region.leaf_dtype(), nodes)) return multiply_rows(0, a, w);
+  if (!ops::matmul_leaves(ctx_.stream, a, w, steps, leaf_dtype(), nodes)) return multiply_rows(0, a, w);
   root_made_ = alone;
 }
 
@@ -43,14 +44,18 @@ void GroupProduct::multiply_rows(int64_t first, const Tensor& a, const Tensor& w
   std::vector<Tensor> terms;
   for (const Tensor& term : terms_) terms.push_back(term.rows(first, first + a.dim(0)));
   if (leaves_ == nullptr) return ops::matmul(ctx_.stream, a, Transpose::kNo, w, Transpose::kNo, terms.front());
+  const ArenaScope scope(ctx_.scratch);
+  Tensor leaf;  // that is rounded on its way to an f32 term
+  if (leaf_dtype() != terms.front().dtype()) {
+    leaf = ctx_.scratch.allocate("a leaf", leaf_dtype(), {a.dim(0), w.dim(1)});
+  }
   size_t index = 0;
   for (LeafSum sum(leaves_->program, terms); !sum.finished(); sum.leaf_done(ctx_.stream)) {
     const Range rows = leaves_->rows[index++];
     const auto multiply_leaf = [&](const Tensor& out, float beta) {
       ops::matmul_columns(ctx_.stream, a, rows, Transpose::kNo, w.rows(rows.begin, rows.end), out, beta);
     };
-    if (leaf_.defined()) {
-      const Tensor leaf = leaf_.rows(first, first + a.dim(0));
+    if (leaf.defined()) {
       multiply_leaf(leaf, 0.0f);
       sum.put(ctx_.stream, leaf);
     } else {

@@ -8,7 +8,7 @@ namespace invar {
 
 // The product a · w over a dim K that the tensor-parallel group has cut: a (T, K of this rank), w (K of this rank, N),
 // a weight's rows, and the sum over the ranks. In fixed order the leaves of K are added by the tree, each rounded to
-// region.leaf_dtype() before.
+// region.leaf_dtype() before, unless they are never alone on a rank.
 class GroupProduct {
  public:
   // Its terms take their place on scratch, and so does the sum. leaves: of the weight; null: any order.
@@ -21,11 +21,12 @@ class GroupProduct {
   Tensor sum() const;
 
  private:
+  DType leaf_dtype() const;
+
   const LayerContext& ctx_;
   const LeafCut* leaves_;
   Tensor root_;                // (T, N) of the activation dtype: of leaves that are all on this rank
   std::vector<Tensor> terms_;  // (T, N): of a rank's sum, or its nodes
-  Tensor leaf_;                // (T, N) bf16: of a leaf that is rounded before it goes to an f32 term
   bool root_made_ = false;
 };
 

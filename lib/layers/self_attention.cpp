@@ -72,6 +72,10 @@ void sum_over_runs(const LayerContext& ctx, const LeafCut& cut, Communicator* ra
   const std::vector<Range>& held = cut.program.nodes;
   const int64_t first = held.front().begin;
   if (ranks == nullptr) return ops::tree_sum(ctx.stream, node_program(leaves, held.front(), first), terms, out);
+  if (cut.plan.one_leaf_each()) {
+    const Tensor leaf = terms.view({terms.numel()});
+    return tree_all_reduce(ctx.stream, *ranks, cut.plan, {&leaf, 1}, out.view({out.numel()}), ctx.scratch);
+  }
   const ArenaScope scope(ctx.scratch);
   std::vector<Tensor> nodes;
   for (const Range& node : held) {

@@ -38,7 +38,7 @@ class DecoderModel {
     bool sequence_parallel = false;
     RecomputeKind recompute = RecomputeKind::kNone;
     DType dtype = DType::kF32;         // of parameters and activations
-    DType reduce_dtype = DType::kF32;  // of activations' partial sums that the tensor group adds
+    DType reduce_dtype = DType::kF32;  // of partial sums of activations over the tensor group, or leaves
     int64_t sequence_length = 0;
     // Sums in fixed order, those over the samples of a step too; null: in any order. Both outlive the model.
     const NumericsContract* contract = nullptr;

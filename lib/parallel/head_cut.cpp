@@ -110,7 +110,7 @@ std::shared_ptr<const LeafCut> HeadCut::leaf_cut(int64_t rows_per_head, int64_t 
       rows.push_back({begin + run.begin * rows_per_head, begin + run.end * rows_per_head});
     }
   }
-  return std::make_shared<const LeafCut>(leaves_of, rank_, std::move(rows));
+  return std::make_shared<const LeafCut>(leaves_of, rank_, std::move(rows), extra == 0);
 }
 
 }  // namespace invar

@@ -31,10 +31,11 @@ std::vector<Range> unit_runs(int64_t units, int64_t leaves, int ranks) {
   return runs;
 }
 
-LeafCut::LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows)
+LeafCut::LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows, bool alone)
     : plan(leaves_of.back().end, leaves_of),
       program(leaf_program(leaves_of.back().end, leaves_of[rank], LeafKind::kAddable)),
-      rows(std::move(held_rows)) {}
+      rows(std::move(held_rows)),
+      may_be_alone(alone) {}
 
 UnitCut::UnitCut(int64_t units, int64_t leaves, int ranks, int rank)
     : rank_(static_cast<size_t>(rank)),
@@ -58,7 +59,7 @@ std::shared_ptr<const LeafCut> UnitCut::leaf_cut(int64_t rows_per_unit, int64_t 
       rows.push_back({(first + units.begin) * rows_per_unit, (first + units.end) * rows_per_unit});
     }
   }
-  return std::make_shared<const LeafCut>(runs, rank_, std::move(rows));
+  return std::make_shared<const LeafCut>(runs, rank_, std::move(rows), repeats == 1);
 }
 
 }  // namespace invar

@@ -11,11 +11,13 @@ namespace invar {
 // How a sum over a dim that a tensor-parallel group has cut is evaluated in fixed order, as one of its ranks sees it.
 struct LeafCut {
   // leaves_of: leaves of each rank; held_rows: of those of `rank`. Leaves are addable.
-  LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows);
+  LeafCut(const std::vector<Range>& leaves_of, size_t rank, std::vector<Range> held_rows, bool may_be_alone = true);
 
   TreePlan plan;
   LeafProgram program;      // of this rank
   std::vector<Range> rows;  // of its leaves, in their order, within the rows that it holds
+  // Whether a group can be so large that each rank has one leaf. To round others for the wire would save nothing.
+  bool may_be_alone;
 };
 
 // Units of each of `ranks` tensor-parallel ranks, see UnitCut.

@@ -31,7 +31,7 @@ class TensorRegion {
   Communicator& group() const { return group_; }
   bool sequence_parallel() const { return sequence_; }
 
-  // What a leaf is rounded to, also in a group of one.
+  // What a leaf is rounded to if it may be alone on a rank, whether it is or not.
   DType leaf_dtype() const { return reduce_dtype_; }
   // A group of one exchanges nothing.
   DType partial_dtype(DType activation) const { return group_.size() == 1 ? activation : reduce_dtype_; }

@@ -74,7 +74,7 @@ class TreePlan {
   const std::vector<Range>& nodes(int rank) const { return nodes_[static_cast<size_t>(rank)]; }
   int64_t total_nodes() const { return program_.terms; }
   // So that nodes have no more digits than leaves.
-  bool all_nodes_are_leaves() const { return total_nodes() == leaves_; }
+  bool one_leaf_each() const { return leaves_ == ranks() && total_nodes() == leaves_ && rounds() == 1; }
 
   // Nodes travel in rounds: in round k every rank that has a node k gives it. Where they arrive, rows begin with the
   // nodes of round 0 in rank order.

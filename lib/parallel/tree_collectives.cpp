@@ -14,8 +14,7 @@ constexpr int64_t kSliceBlock = 64;  // elements; slices begin where a cache lin
 // As on every other rank.
 DType node_dtype(const TreePlan& plan, std::span<const Tensor> nodes) {
   if (nodes.empty() || nodes.front().dtype() != DType::kBF16) return DType::kF32;
-  INVAR_CHECK(plan.all_nodes_are_leaves(), "bf16 nodes, which are sums of leaves on some rank");
-  for (int rank = 0; rank < plan.ranks(); ++rank) INVAR_CHECK(!plan.nodes(rank).empty(), "no bf16 node on {}", rank);
+  INVAR_CHECK(plan.one_leaf_each(), "bf16 nodes of {} leaves on {} ranks", plan.leaves(), plan.ranks());
   return DType::kBF16;
 }
 
@@ -24,6 +23,8 @@ DType node_dtype(const TreePlan& plan, std::span<const Tensor> nodes) {
 LeafSum::LeafSum(const LeafProgram& program, std::vector<Tensor> buffers)
     : program_(program), buffers_(std::move(buffers)) {
   INVAR_CHECK(std::ssize(buffers_) >= program.buffers, "{} buffers of {}", buffers_.size(), program.buffers);
+  INVAR_CHECK(program.steps.size() <= 1 || buffers_.front().dtype() == DType::kF32, "{} leaves are added in {}",
+              program.steps.size(), name_of(buffers_.front().dtype()));
 }
 
 void LeafSum::put(const Stream& stream, const Tensor& leaf) const {

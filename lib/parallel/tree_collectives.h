@@ -16,7 +16,8 @@ namespace invar {
 //   }
 class LeafSum {
  public:
-  // buffers f32, program.buffers or more of one shape: a node's elements in each. `program` must outlive this.
+  // buffers f32 (of a single leaf f32 or bf16), program.buffers or more of one shape: a node's elements in each.
+  // `program` must outlive this.
   LeafSum(const LeafProgram& program, std::vector<Tensor> buffers);
 
   bool finished() const { return next_ == program_.steps.size(); }
@@ -43,11 +44,10 @@ void join_buffers(const Stream& stream, std::span<const Tensor> buffers, int top
 std::vector<Tensor> nodes_of_leaves(const Stream& stream, const LeafProgram& program, std::span<const Tensor> leaves);
 
 // nodes: (A) for each node of this rank, as LeafSum leaves them in its first buffers, f32, or on all ranks bf16 where
-// they are leaves that have been rounded to it, one at least on every rank. counts[r]: elements of the root that rank r
-// gets, A in all. out (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose rest stays as it
-// is. With b bytes in an element of a node, staging of b · plan.total_nodes() · counts[rank] bytes is taken from
-// `scratch` and given back, none in a group of one; a rank puts b · (its nodes) · (A - counts[rank]) bytes on the wire,
-// in plan.rounds() calls.
+// each has one leaf, which has been rounded to it. counts[r]: elements of the root that rank r gets, A in all. out
+// (counts[rank]), f32 or bf16, rounded once; it may lie anywhere in nodes, whose rest stays as it is. With b bytes in
+// an element of a node, staging of b · plan.total_nodes() · counts[rank] bytes is taken from `scratch` and given back,
+// none in a group of one; a rank puts b · (its nodes) · (A - counts[rank]) bytes on the wire, in plan.rounds() calls.
 void tree_reduce_scatter(const Stream& stream, Communicator& group, const TreePlan& plan, std::span<const Tensor> nodes,
                          std::span<const int64_t> counts, const Tensor& out, Arena& scratch);
 

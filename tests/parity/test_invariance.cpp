@@ -96,9 +96,11 @@ HashedRun lively_run(const Config& config) {
   return run;
 }
 
-// How many layouts were compared; all must have the bits of one rank.
-size_t compare_layouts(const Config& config, const std::vector<Layout>& layouts) {
+// How many layouts were compared; all must have the bits of one rank, which `bits` receives.
+size_t compare_layouts(const Config& config, const std::vector<Layout>& layouts,
+                       std::vector<uint64_t>* bits = nullptr) {
   const std::vector<uint64_t> one = lively_run(config).bits();
+  if (bits != nullptr) *bits = one;
   for (const Layout& layout : layouts) {
     INFO(describe(layout));
     CHECK(train_hashed(config, layout).bits() == one);
@@ -166,16 +168,33 @@ TEST_CASE("leaves rounded to bf16: every layout has the state of one rank after 
     config.train.steps = 4;
     const std::vector<uint64_t> exact = train_hashed(config, {}).bits();
     config.numerics.tensor_reduce_dtype = Precision::kBF16;
-    compared += compare_layouts(config, layouts);
-    CHECK(train_hashed(config, {}).bits() != exact);
+    std::vector<uint64_t> rounded;
+    compared += compare_layouts(config, layouts, &rounded);
+    CHECK(rounded != exact);
   };
-  // At 8 and 6 ranks a leaf each, at fewer sums of rounded ones.
+  // At 8 ranks a leaf each in most sums, at fewer sums of rounded ones.
   compare(tied_qwen3(Precision::kBF16),
           {{8, true, 1, 4}, {8, false, 1, 4}, {4, true, 2, 3}, {3, true, 1, 2}, {2, false, 1, 12}, {1, false, 4, 1}});
   compare(uneven_qwen3(Precision::kBF16), {{6, true, 1, 4}, {4, false, 1, 4}, {3, true, 2, 2}, {2, true, 1, 4}});
   compare(gemma4_e_series(Precision::kBF16), {{8, true, 1, 4}, {4, true, 1, 2}, {2, false, 2, 3}});
   compare(grouped_gemma4(Precision::kBF16), {{8, false, 1, 4}, {4, true, 1, 4}});
   WARN(compared << " layouts compared with one rank, four steps each");
+}
+
+TEST_CASE("leaves rounded to bf16 travel in half the bytes where each rank has one") {
+  const auto exchanged = [](int tensor, Precision leaf) {
+    Config config = tied_qwen3(Precision::kBF16);
+    config.numerics.tensor_reduce_dtype = leaf;
+    config.parallel.tensor = tensor;
+    config.parallel.sequence = true;
+    config.train.micro_batch_size = 1;
+    TrafficTable traffic;
+    measure_memory(config, {.tensor = tensor}, 0, DeviceType::kCpu, &traffic);
+    return traffic["tensor all_to_all"].bytes;
+  };
+  CHECK(exchanged(4, Precision::kBF16) == exchanged(4, Precision::kF32));
+  // The rest are sums of few numbers, of norms and of the loss.
+  CHECK(static_cast<double>(exchanged(8, Precision::kBF16)) < 0.6 * static_cast<double>(exchanged(8, Precision::kF32)));
 }
 
 TEST_CASE("the whole product of layouts", "[.full]") {

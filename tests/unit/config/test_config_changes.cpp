@@ -111,6 +111,11 @@ TEST_CASE("Another contract is refused with the field, both values and the way b
           "set train.sequence_length: 512");
   refused(text("mma-k16-sm90", 8, 8), "arithmetic of the numerics contract is mma-k16-sm90",
           "run on devices whose matrix products are fma-chain");
+  const std::string rounded = before + "tensor_reduce_dtype bf16\n";
+  refused(rounded, "tensor_reduce_dtype of the numerics contract is bf16, but the checkpoint was saved with fp32",
+          "set numerics.tensor_reduce_dtype: fp32");
+  require_error(ErrorKind::kConfig, {"tensor_reduce_dtype of the numerics contract is fp32", "saved with bf16"},
+                {"set numerics.tensor_reduce_dtype: bf16"}, [&] { check_contract(saved, rounded, now, before); });
   refused("version 2\n", "version of the numerics contract is 2", "use the invar that saved it");
 }
 
