@@ -79,7 +79,9 @@ void print_invariant(const Config& config, const Topology& grid, DeviceType devi
     }
   }
   if (config.numerics.tensor_reduce_dtype == Precision::kBF16) {
-    print_line("  leaves rounded to bf16; sums with one on each rank travel so, the others in fp32");
+    print_line(
+        "  leaves rounded to bf16, which travel so where every rank has one; gradients of q, k and v in runs of");
+    print_line("  query heads and of several dims at once are neither");
   }
   print_workers(config, grid);
   print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",

@@ -51,7 +51,8 @@ struct NumericsContract {
   // Runs into which the query heads of a KV head are cut (config/units.h), in the layers where they are most. From two
   // on each run is a leaf: of the sums over heads, where the KV head itself is one more, and of its gradient.
   int64_t head_runs = 1;
-  // What leaves of activations and their gradients are rounded to before they are added.
+  // What leaves of sums of activations and their gradients, of which a rank may have a single one (LeafCut), are
+  // rounded to before they are added.
   Precision tensor_reduce_dtype = Precision::kF32;
 
   // A line "key value" per field, in the order above; none for head_runs if it is 1 and tensor_reduce_dtype if it is

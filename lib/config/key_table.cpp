@@ -110,9 +110,10 @@ constexpr Key kKeys[] = {
      "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
-     "what ranks of a tensor-parallel group exchange of activations and their gradients to add them up. fast: bf16 "
-     "halves the traffic, at a rounding of terms and partial sums; of no effect without tensor parallelism. invariant: "
-     "of each leaf at every layout, and halves the traffic where leaves = parallel.tensor"},
+     "of sums of activations and their gradients over a tensor-parallel group, what their terms travel in; bf16 halves "
+     "the bytes, at a rounding. fast: of terms and partial sums; of no effect without tensor parallelism. invariant: "
+     "of "
+     "leaves, at every layout, though they travel so only where leaves = parallel.tensor"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,

@@ -16,7 +16,8 @@ struct LeafCut {
   TreePlan plan;
   LeafProgram program;      // of this rank
   std::vector<Range> rows;  // of its leaves, in their order, within the rows that it holds
-  // Whether a group can be so large that each rank has one leaf. To round others for the wire would save nothing.
+  // Whether this cut alone would let each rank of a large group have one leaf. To round others for the wire saves
+  // nothing.
   bool may_be_alone;
 };
 

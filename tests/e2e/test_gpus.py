@@ -14,6 +14,7 @@ from test_gpu import GpuTest, gpus
 
 SHARED = 4  # ranks that share a GPU where there is but one
 RANKS = next(n for n in (8, 4, 2) if n <= gpus()) if gpus() > 1 else SHARED  # of the largest layouts
+TENSOR = min(RANKS, 4)  # of these
 
 
 @unittest.skipUnless(gpus() >= 1, "no GPU")
@@ -63,10 +64,11 @@ class SeveralGpus(GpuTest):
             self.recipe(precision)
             self.train(f"fast_{precision}", "device=cuda", "log.hash_every=1", "train.steps=6")
             states.append(series(self.folder / f"fast_{precision}", "state_hash"))
-        for precision, leaf in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")):
+        # Of TENSOR leaves each rank of the widest layouts has one, which travels in bf16.
+        for precision, leaf, leaves in (("fp32", "fp32", 8), ("bf16", "fp32", 8), ("bf16", "bf16", TENSOR)):
             self.recipe(precision)
             kind = f"{precision}_{leaf}"
-            keys = [*invariant, f"numerics.tensor_reduce_dtype={leaf}"]
+            keys = [*invariant, f"numerics.tensor_reduce_dtype={leaf}", f"numerics.leaves={leaves}"]
             self.train(f"one_{kind}", *keys)
             state = series(self.folder / f"one_{kind}", "state_hash")
             self.assertNotIn(state, states)
@@ -84,11 +86,11 @@ class SeveralGpus(GpuTest):
             layouts = [["parallel.tensor=3", f"parallel.nonuniform.tensor_widths={widths}", f"parallel.sequence={sequence}"]
                        for widths in ("[3, 1]", "[2, 1, 1]", "[1, 3]") for sequence in ("true", "false")]
             layouts = layouts if gpus() > 1 else layouts[::3]  # {3, 1} with and {2, 1, 1} without sequence parallelism
-        for precision, leaf in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")):
+        for precision, leaf, leaves in (("fp32", "fp32", 8), ("bf16", "fp32", 8), ("bf16", "bf16", 3)):
             self.recipe(precision)
             run = ["device=cuda", "log.hash_every=1", "train.steps=6", "train.micro_batch_size=1",
                    f"numerics.tensor_reduce_dtype={leaf}"]
-            invariant = [*run, "numerics.reduction=invariant", "numerics.workers=4"]
+            invariant = [*run, "numerics.reduction=invariant", "numerics.workers=4", f"numerics.leaves={leaves}"]
             kind = f"{precision}_{leaf}"
             self.train(f"one_{kind}", *invariant)
             fast = self.train(f"fast_{kind}", *run)

@@ -182,6 +182,8 @@ TEST_CASE("a KV head on three ranks") {
   CHECK(first.leaf_cut(10, 0)->rows == Rows{{0, 20}, {20, 30}});
   CHECK(first.leaf_cut(10, 2)->program.nodes == Rows{{0, 3}});
   CHECK(first.run_sum()->program.nodes == Rows{{0, 2}});
+  CHECK(first.leaf_cut(10, 0)->may_be_alone);
+  CHECK_FALSE(first.leaf_cut(10, 2)->may_be_alone);  // the first rank has k and v, and a run
   CHECK(contains(message_of(ErrorKind::kFault, [] { cut_of(5, 1, 4, 5, 0); }), "4 leaves for 5 ranks"));
   CHECK(contains(message_of(ErrorKind::kFault, [] { cut_of(8, 2, 2, 3, 0); }), "1 leaves for 2 ranks"));
 }
@@ -194,6 +196,7 @@ TEST_CASE("without runs a group is a leaf, and without leaves there is no order"
     TrafficTable traffic;
     const UnitCut units(4, 4, *make_recording_communicator(rank, 2, "tensor", &traffic));
     CHECK(whole.leaf_cut(3, 2)->rows == units.leaf_cut(12)->rows);
+    CHECK(whole.leaf_cut(3, 2)->may_be_alone);
     CHECK(whole.mine().kv_heads == units.mine());
     const HeadCut any = cut_of(8, 1, 0, 2, rank);
     CHECK(any.leaf_cut(3, 2) == nullptr);

@@ -107,6 +107,8 @@ TEST_CASE("the leaves of two dims one after another: the first of each dim, the 
   CHECK(both->program.nodes == Rows{{4, 8}});
   CHECK(both->plan.total_nodes() == 2);
   CHECK(both->program.steps.front().leaf == 4);
+  CHECK(cut.leaf_cut(5)->may_be_alone);
+  CHECK_FALSE(both->may_be_alone);
 }
 
 TEST_CASE("more ranks than leaves are refused") {
