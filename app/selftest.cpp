@@ -11,7 +11,7 @@
 namespace invar::app {
 namespace {
 
-constexpr const char* kLine = "{:<74} {}";
+constexpr const char* kLine = "{:<90} {}";
 
 DeviceChoice chosen_device(const SelftestArguments& arguments) {
   for (const std::string& argument : arguments.overrides) {

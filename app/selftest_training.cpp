@@ -62,8 +62,20 @@ struct Model {
 };
 constexpr std::array kModels = {Model{"Qwen3", tiny_qwen3}, Model{"Gemma 4", tiny_gemma4}};
 
-std::string_view precision_word(Precision precision) {
-  return precision == Precision::kF32 ? "fp32" : "bf16";
+struct Numerics {
+  const char* name;
+  Precision precision;
+  Precision leaf;  // what leaves are rounded to
+};
+constexpr std::array kNumerics = {Numerics{"fp32", Precision::kF32, Precision::kF32},
+                                  Numerics{"bf16", Precision::kBF16, Precision::kF32},
+                                  Numerics{"bf16, rounded leaves", Precision::kBF16, Precision::kBF16}};
+
+Config config_of(const Model& model, const Numerics& numerics, DeviceChoice device) {
+  Config config = model.config(numerics.precision);
+  config.numerics.tensor_reduce_dtype = numerics.leaf;
+  config.device = device;
+  return config;
 }
 
 std::string describe(const Layout& layout) {
@@ -153,22 +165,22 @@ std::string difference(const Trajectory& actual, const Trajectory& expected) {
 
 void check_training(SelftestReport& report, DeviceChoice device, int64_t steps) {
   const DeviceType on_device = device == DeviceChoice::kCuda ? DeviceType::kCuda : DeviceType::kCpu;
-  std::string states;
+  std::string states, rounded_states;
   for (const Model& model : kModels) {
-    for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-      Config config = model.config(precision);
-      config.device = device;
-      const std::string name = format("{} {}", model.name, precision_word(precision));
+    for (const Numerics& numerics : kNumerics) {
+      const Config config = config_of(model, numerics, device);
+      const std::string name = format("{} {}", model.name, numerics.name);
       for (const StateDigest& digest : check_layouts(report, name, config, steps)) {
-        states += hash_text(digest.combined);
+        (numerics.leaf == Precision::kF32 ? states : rounded_states) += hash_text(digest.combined);
       }
     }
   }
-  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {  // the same of both models
-    report.tell(format("numerics contract, {}", precision_word(precision)),
-                run_contract(tiny_qwen3(precision), on_device, 0)->describe());
+  for (const Numerics& numerics : kNumerics) {  // the same of both models
+    const Config config = config_of(kModels.front(), numerics, device);
+    report.tell(format("numerics contract, {}", numerics.name), run_contract(config, on_device, 0)->describe());
   }
   report.tell("states of all models, layouts and steps", hash_text(hash_name(states)));
+  report.tell("the same with rounded leaves", hash_text(hash_name(rounded_states)));
 }
 
 }  // namespace invar::app

@@ -6,13 +6,14 @@ from invar_job import RUN_SECONDS, JobTest
 
 USAGE = 2
 STEPS = 2
+NUMERICS = ("fp32", "bf16", "bf16, rounded leaves")
 
 
 class Selftest(JobTest):
     def test_invariant_numerics_hold_here(self):
         outcome = self.run_invar("selftest", "device=cpu", "--steps", STEPS, seconds=4 * RUN_SECONDS)
         self.assertEqual(outcome.code, 0, outcome)
-        lines = [re.fullmatch(r"(.{74}) (\S.*)", line) for line in outcome.stdout.splitlines()]  # aligned
+        lines = [re.fullmatch(r"(.{90}) (\S.*)", line) for line in outcome.stdout.splitlines()]  # aligned
         self.assertTrue(all(lines), outcome)
         told = {match[1].rstrip(): match[2] for match in lines}
         self.assertEqual(len(told), len(lines), outcome)
@@ -24,18 +25,22 @@ class Selftest(JobTest):
             self.assertIn(f"products of {dtype}, control: K in two differs", checks)
             self.assertEqual(len([name for name in checks if name.startswith(f"attention tiled {dtype} ")]), 6)
         for model in ("Qwen3", "Gemma 4"):
-            for precision in ("fp32", "bf16"):
+            for precision in NUMERICS:
                 own = [name for name in checks if name.startswith(f"{model} {precision}: ")]
                 self.assertEqual(len(own), 9, own)
                 self.assertTrue(any("tensor 4 sequence" in name for name in own), own)
                 self.assertTrue(any("tensor 8 sequence" in name for name in own), own)
                 self.assertTrue(any("control" in name for name in own), own)
         self.assertEqual(len([name for name in told if name.startswith("hash of ")]), 6)
-        contracts = [told[f"numerics contract, {precision}"] for precision in ("fp32", "bf16")]
+        contracts = [told[f"numerics contract, {precision}"] for precision in NUMERICS]
         for contract in contracts:
             self.assertRegex(contract, r"^[0-9a-f]{16}: version 1, .*arithmetic fma-chain, leaves 8")
-        self.assertNotEqual(contracts[0][:16], contracts[1][:16])
-        self.assertRegex(told["states of all models, layouts and steps"], r"^[0-9a-f]{16}$")
+        self.assertEqual(len({contract[:16] for contract in contracts}), len(NUMERICS))
+        self.assertTrue(contracts[2].endswith("tensor_reduce_dtype bf16"), contracts[2])
+        states = [told["states of all models, layouts and steps"], told["the same with rounded leaves"]]
+        for state in states:
+            self.assertRegex(state, r"^[0-9a-f]{16}$")
+        self.assertNotEqual(*states)
 
     def test_refusals(self):
         self.fail_with(USAGE, "train.steps=3", arguments=["selftest", "train.steps=3"])
