@@ -80,8 +80,8 @@ void print_invariant(const Config& config, const Topology& grid, DeviceType devi
   }
   if (config.numerics.tensor_reduce_dtype == Precision::kBF16) {
     print_line(
-        "  leaves rounded to bf16, which travel so where every rank has one; gradients of q, k and v in runs of");
-    print_line("  query heads and of several dims at once are neither");
+        "  leaves are rounded to bf16, and travel so where every rank has one. Not so those that never are alone:");
+    print_line("  of input gradients of q, k and v where query heads are cut in runs, and of the per-layer projection");
   }
   print_workers(config, grid);
   print_line(format("  the same bits with parallel.tensor {}, or with uneven {}; parallel.data {}",

@@ -110,10 +110,9 @@ constexpr Key kKeys[] = {
      "sums that ranks share: fast adds as ranks and libraries happen to; invariant by a fixed tree, with the same bits "
      "at every layout"},
     {"numerics", "tensor_reduce_dtype", at<&C::numerics, &NumericsConfig::tensor_reduce_dtype>,
-     "of sums of activations and their gradients over a tensor-parallel group, what their terms travel in; bf16 halves "
-     "the bytes, at a rounding. fast: of terms and partial sums; of no effect without tensor parallelism. invariant: "
-     "of "
-     "leaves, at every layout, though they travel so only where leaves = parallel.tensor"},
+     "what terms of sums of activations and their gradients over a tensor-parallel group travel in; bf16 halves the "
+     "bytes, at a rounding. fast: of terms and partial sums, of no effect without tensor parallelism; invariant: of "
+     "leaves at every layout, though they travel so only where leaves = parallel.tensor"},
     {"numerics", "leaves", at<&C::numerics, &NumericsConfig::leaves>,
      "invariant: parts of a sum over heads, FFN or vocabulary, added by the tree; at least parallel.tensor"},
     {"numerics", "workers", at<&C::numerics, &NumericsConfig::workers>,
