@@ -25,7 +25,7 @@ class LeafSum {
   // Where this leaf's value goes; with accumulate() it is added to what is there, by one fp32 addition per element.
   const Tensor& target() const { return buffers_[static_cast<size_t>(step().buffer)]; }
   bool accumulate() const { return step().accumulate; }
-  // The same of a leaf, f32 or bf16, that was made elsewhere.
+  // Puts a leaf, f32 or bf16, that was made elsewhere into target(), or adds it.
   void put(const Stream& stream, const Tensor& leaf) const;
   void leaf_done(const Stream& stream);
 
