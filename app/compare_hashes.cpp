@@ -29,7 +29,7 @@ ordered_json read_tensors(const fs::path& run, int64_t step) {
 }
 
 struct Blocks {
-  std::vector<uint64_t> hashes;
+  std::vector<int64_t> hashes;
   std::vector<int64_t> shape;
 };
 
@@ -46,8 +46,7 @@ std::optional<Blocks> read_blocks(const fs::path& run, int64_t step, const std::
     reader.read_rows<int64_t>(name, {0, std::ssize(values)}, values);
     return values;
   };
-  const std::vector<int64_t> words = read(kind + "/" + tensor);
-  const Blocks blocks{{words.begin(), words.end()}, read("shape/" + tensor)};
+  const Blocks blocks{read(kind + "/" + tensor), read("shape/" + tensor)};
   return hash == hash_text(hash_tensor(blocks.hashes)) ? std::optional(blocks) : std::nullopt;
 }
 

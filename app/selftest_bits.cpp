@@ -5,19 +5,12 @@
 #include <cstring>
 
 #include "core/format.h"
+#include "core/split_mix.h"
 
 namespace invar::app {
 namespace {
 
 constexpr int64_t kBenchBytes = int64_t{512} << 20;
-
-// The finaliser of SplitMix64.
-uint64_t mix(uint64_t z) {
-  z += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 // The elements as a dtype stores them.
 std::vector<std::byte> stored(DType dtype, std::span<const float> values) {
@@ -60,7 +53,7 @@ std::string difference(const Bits& actual, const Bits& expected) {
 }
 
 float random_float(uint64_t seed, int64_t index, int spread, int exponent) {
-  const uint64_t bits = mix(mix(seed) + static_cast<uint64_t>(index));
+  const uint64_t bits = split_mix(split_mix(seed) + static_cast<uint64_t>(index));
   const auto choices = static_cast<uint32_t>(2 * spread + 1);
   const auto chosen = static_cast<int>(static_cast<uint32_t>(bits >> 40) % choices) - spread;
   const auto biased = static_cast<uint32_t>(127 + exponent + chosen);

@@ -5,7 +5,6 @@
 #include "ops/cross_entropy.h"
 #include "ops/gated_activation.h"
 #include "ops/norm.h"
-#include "parallel/parameter.h"
 
 namespace invar::app {
 namespace {
@@ -16,10 +15,9 @@ constexpr int64_t kInputs = int64_t{1} << 20;
 std::string hash_of(const Bench& bench, const Tensor& tensor) {
   std::vector<float> results;
   for (const uint32_t bits : bench.bits(tensor)) results.push_back(std::bit_cast<float>(bits));
-  Parameter parameter;
-  parameter.shape = {std::ssize(results)};
-  std::vector<uint64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(results))));
-  add_to_blocks(parameter, {0, std::ssize(results)}, results, blocks);
+  const int64_t count = std::ssize(results);
+  std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(count)));
+  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(results).view({count, 1}), {0, 1, 1, 0}, view_of(blocks));
   return hash_text(hash_tensor(blocks));
 }
 

@@ -106,8 +106,7 @@ void ParameterTable::for_each_run(const RunVisitor& visit) const {
 void initialise(const ParameterTable& table, const Stream& stream, uint64_t seed, double std) {
   table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
     ops::NormalValues values{Philox(seed, RandomPurpose::kWeights, hash_name(parameter.name)), 0.0, std,
-                             parameter.logical_index()};
-    values.index.first = run.global.begin * values.index.row_stride;
+                             parameter.logical_index().from_row(run.global.begin)};
     if (parameter.init == Init::kOnes) {
       values.mean = 1.0;
       values.std = 0.0;

@@ -1,15 +1,17 @@
 #include "train/step_hash.h"
 
-#include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 
 #include "checkpoint/hdf5_file.h"
+#include "device/device.h"
+#include "ops/block_hashes.h"
+#include "ops/elementwise.h"
 #include "parallel/logical_tensor.h"
 
 namespace invar {
 namespace {
-
-constexpr int64_t kPieceElements = 4 << 20;  // in host memory at once
 
 // The tensors, their blocks all zero.
 std::vector<TensorHash> empty_hashes(const ParameterTable& table, StateKind kind,
@@ -20,7 +22,7 @@ std::vector<TensorHash> empty_hashes(const ParameterTable& table, StateKind kind
       if (kind != StateKind::kWeights && !parameter.trained) continue;
       index[&parameter] = tensors.size();
       const auto blocks = static_cast<size_t>(hash_blocks(parameter.numel()));
-      tensors.push_back({parameter.name, parameter.shape, std::vector<uint64_t>(blocks)});
+      tensors.push_back({parameter.name, parameter.shape, std::vector<int64_t>(blocks)});
     }
   }
   return tensors;
@@ -41,38 +43,33 @@ Tensor values_of(const ParameterTable& table, const AdamW::OwnState& own, StateK
   return {};
 }
 
-// Rows of `run` that the piece holds go to the blocks, a few at a time.
+// Rows of `run` that the piece holds go to the blocks; says how many elements.
 int64_t add_run(const Stream& stream, const Weight& weight, const Parameter& parameter, const RowRun& run,
-                const AdamW::OwnState& own, const Tensor& values, std::span<uint64_t> blocks) {
+                const AdamW::OwnState& own, const Tensor& values, const Tensor& blocks) {
   const int64_t begin = weight.offset + run.local * weight.cols;
   const Range held = intersect({begin, begin + run.global.size() * weight.cols}, own.elements);
-  const int64_t step = std::max<int64_t>(1, kPieceElements / weight.cols) * weight.cols;
-  for (int64_t at = held.begin; at < held.end; at += step) {
-    const Range part{at, std::min(at + step, held.end)};
-    const int64_t first = run.global.begin + (part.begin - begin) / weight.cols;  // pieces are whole rows
-    const std::vector<float> stored =
-        read_f32(stream, values, {part.begin - own.elements.begin, part.end - own.elements.begin});
-    add_to_blocks(parameter, {first, first + part.size() / weight.cols}, stored, blocks, stream.threads());
-  }
-  return std::max<int64_t>(0, held.size());
+  if (held.empty()) return 0;
+  const int64_t first = run.global.begin + (held.begin - begin) / weight.cols;  // pieces are whole rows
+  const Tensor rows = values.rows(held.begin - own.elements.begin, held.end - own.elements.begin);
+  ops::add_block_hashes(stream, rows.view({held.size() / weight.cols, weight.cols}),
+                        parameter.logical_index().from_row(first), blocks);
+  return held.size();
 }
 
-// The sums over the ranks; every element must have been added once.
-void sum_over_ranks(Communicator& world, const Stream& stream, std::vector<TensorHash>& tensors, int64_t added) {
-  int64_t elements = 0;
-  std::vector<int64_t> sums = {added};
-  for (const TensorHash& tensor : tensors) {
-    int64_t numel = 1;
-    for (const int64_t dim : tensor.shape) numel *= dim;
-    elements += numel;
-    for (const uint64_t block : tensor.blocks) sums.push_back(static_cast<int64_t>(block));
-  }
+// The tensors' blocks, from one after another in `blocks` of every rank; every element must have been added once.
+void sum_over_ranks(Communicator& world, const Stream& stream, const Tensor& blocks, int64_t added,
+                    std::vector<TensorHash>& tensors) {
+  std::vector<int64_t> sums(static_cast<size_t>(blocks.dim(0)));
+  copy_across(stream, blocks, view_of(sums));
+  sums.push_back(added);
   world.all_reduce(stream, view_of(sums), ReduceOp::kSum);
-  INVAR_CHECK(sums[0] == elements, "{} elements of {} hashed", sums[0], elements);
-  auto next = sums.begin() + 1;
+  int64_t elements = 0;
+  auto next = sums.begin();
   for (TensorHash& tensor : tensors) {
-    for (uint64_t& block : tensor.blocks) block = static_cast<uint64_t>(*next++);
+    elements += std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
+    for (int64_t& block : tensor.blocks) block = *next++;
   }
+  INVAR_CHECK(sums.back() == elements, "{} elements of {} hashed", sums.back(), elements);
 }
 
 }  // namespace
@@ -81,6 +78,10 @@ std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups&
   const ParameterTable& table = state.parameters();
   std::map<const Parameter*, size_t> index;
   std::vector<TensorHash> tensors = empty_hashes(table, kind, index);
+  std::vector<int64_t> ends = {0};  // of each tensor's blocks
+  for (const TensorHash& tensor : tensors) ends.push_back(ends.back() + std::ssize(tensor.blocks));
+  const Tensor blocks = state.block_hashes().rows(0, ends.back());
+  ops::zero(state.stream(), blocks);
   int64_t added = 0;
   for (const AdamW::OwnState& own : state.optimizer().own_states()) {
     const Weight& weight = table.weight(own.weight);
@@ -89,11 +90,11 @@ std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups&
       if (at == index.end() || !parameter.counted()) continue;
       for (const RowRun& run : parameter.runs) {
         added += add_run(state.stream(), weight, parameter, run, own, values_of(table, own, kind),
-                         tensors[at->second].blocks);
+                         blocks.rows(ends[at->second], ends[at->second + 1]));
       }
     }
   }
-  sum_over_ranks(*groups.world, state.stream(), tensors, added);
+  sum_over_ranks(*groups.world, state.stream(), blocks, added, tensors);
   return tensors;
 }
 
@@ -113,9 +114,8 @@ void write_block_hashes(const std::filesystem::path& run_directory, int64_t step
   file.set_attribute("step", step);
   for (size_t kind = 0; kind < kStateKinds; ++kind) {
     for (const TensorHash& tensor : hash.tensors[kind]) {
-      const std::vector<int64_t> blocks(tensor.blocks.begin(), tensor.blocks.end());
-      const std::vector<int64_t> length = {std::ssize(blocks)}, dims = {std::ssize(tensor.shape)};
-      file.write<int64_t>(format("{}/{}", kStateKindNames[kind], tensor.name), length, blocks);
+      const std::vector<int64_t> length = {std::ssize(tensor.blocks)}, dims = {std::ssize(tensor.shape)};
+      file.write<int64_t>(format("{}/{}", kStateKindNames[kind], tensor.name), length, tensor.blocks);
       if (kind == 0) file.write<int64_t>("shape/" + tensor.name, dims, tensor.shape);
     }
   }

@@ -7,6 +7,7 @@
 #include "checkpoint/hf_weights.h"
 #include "config/resolved.h"
 #include "device/device.h"
+#include "ops/block_hashes.h"
 #include "ops/elementwise.h"
 #include "train/rank_layouts.h"
 #include "train/run_contract.h"
@@ -42,6 +43,14 @@ DecoderModel::Options options_of(const Config& config, const ProcessGroups& grou
   if (config.numerics.tensor_reduce_dtype == Precision::kBF16) options.reduce_dtype = DType::kBF16;
   options.sequence_length = config.train.sequence_length;
   return options;
+}
+
+int64_t hash_blocks_of(const ParameterTable& table) {
+  int64_t blocks = 0;
+  for (const Weight& weight : table.weights()) {
+    for (const Parameter& parameter : weight.parameters) blocks += hash_blocks(parameter.numel());
+  }
+  return blocks;
 }
 
 // The table once it has its layout, on which ownership and optimizer are built.
@@ -130,6 +139,10 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
   } else {
     counted_ = counted_ranges(model_.parameters(), ownership_);
     squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
+  }
+  {
+    const ArenaScope scope(scratch_);
+    block_hashes_ = scratch_.allocate("hashes of blocks", DType::kI64, {hash_blocks_of(model_.parameters())});
   }
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
   labels_ = constants_.allocate("labels", DType::kI32, {tokens});

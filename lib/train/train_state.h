@@ -48,6 +48,8 @@ class TrainState {
   void await_values() const { sync_.await_values(); }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
+  // Room for hashes, i64 (blocks of all parameters): scratch, so not while a micro-batch runs.
+  const Tensor& block_hashes() const { return block_hashes_; }
   // The one that was given, invariant if the config's numerics are.
   const Stream& stream() const { return stream_; }
 
@@ -110,6 +112,7 @@ class TrainState {
   int64_t samples_ = 0;                      // of them that have one
   Tensor squares_;                           // f64 (1): of the gradients
   RowSquares row_squares_;                   // in fixed order
+  Tensor block_hashes_;
   Tensor tokens_;
   Tensor labels_;
   Tensor document_starts_;  // undefined without data.reset_at_eod

@@ -5,6 +5,7 @@
 #include "core/range.h"
 #include "ops/adamw.h"
 #include "ops/attention.h"
+#include "ops/block_hashes.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gated_activation.h"
@@ -99,6 +100,7 @@ void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& p
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
+void add_block_hashes(const Stream& stream, const Tensor& values, const LogicalIndex& index, const Tensor& blocks);
 
 Proofs proofs(const Stream& stream);
 

@@ -134,6 +134,9 @@ void tree_sum(const Stream&, const SumProgram&, int, const Tensor&, const Tensor
 void random_normal(const Stream&, const NormalValues&, const Tensor&) {
   refuse();
 }
+void add_block_hashes(const Stream&, const Tensor&, const LogicalIndex&, const Tensor&) {
+  refuse();
+}
 Proofs proofs(const Stream&) {
   refuse();
 }

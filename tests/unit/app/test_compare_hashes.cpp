@@ -18,16 +18,14 @@ StateHash made_up_state(int64_t step, int64_t changed = -1) {
   StateHash hash;
   for (size_t kind = 0; kind < kStateKinds; ++kind) {
     for (const auto& [name, rows] : {std::pair("z.first", 100), std::pair("a.second", 50)}) {
-      Parameter parameter;
-      parameter.name = name;
-      parameter.shape = {rows, 100};
       std::vector<float> values(static_cast<size_t>(rows * 100));
       for (size_t i = 0; i < values.size(); ++i)
         values[i] = static_cast<float>(i * (kind + 1)) + static_cast<float>(step);
       if (kind == 1 && rows == 50 && changed >= 0) values[static_cast<size_t>(changed)] += 1;
-      std::vector<uint64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(values))));
-      add_to_blocks(parameter, {0, rows}, values, blocks);
-      hash.tensors[kind].push_back({name, parameter.shape, blocks});
+      std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(values))));
+      ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(values).view({rows, 100}), {0, 100, 100, 0},
+                            view_of(blocks));
+      hash.tensors[kind].push_back({name, {rows, 100}, blocks});
     }
   }
   return hash;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <random>
 
@@ -42,10 +41,17 @@ std::vector<float> stored_rows(const Parameter& parameter, const std::vector<flo
   return stored;
 }
 
-std::vector<uint64_t> blocks_of(const std::vector<float>& logical) {
+// Adds rows of the parameter's unit-major form to the blocks of its logical tensor.
+void add_rows(const Parameter& parameter, Range rows, std::vector<float> stored, std::vector<int64_t>& blocks,
+              int threads = 1) {
+  ops::add_block_hashes(Stream(DeviceType::kCpu, threads), view_of(stored).view({rows.size(), parameter.cols()}),
+                        parameter.logical_index().from_row(rows.begin), view_of(blocks));
+}
+
+std::vector<int64_t> blocks_of(const std::vector<float>& logical) {
   const Parameter whole = parameter_of({std::ssize(logical)});
-  std::vector<uint64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(logical))));
-  add_to_blocks(whole, {0, whole.rows()}, logical, blocks);
+  std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(logical))));
+  add_rows(whole, {0, whole.rows()}, logical, blocks);
   return blocks;
 }
 
@@ -54,8 +60,8 @@ uint64_t hash_of(const std::vector<float>& logical) {
 }
 
 // The blocks as ranks that hold runs of random lengths would put them together, in any order.
-std::vector<uint64_t> sharded_blocks(const Parameter& parameter, const std::vector<float>& logical, unsigned seed,
-                                     int threads) {
+std::vector<int64_t> sharded_blocks(const Parameter& parameter, const std::vector<float>& logical, unsigned seed,
+                                    int threads) {
   std::mt19937 random(seed);
   std::vector<Range> runs;
   for (int64_t row = 0; row < parameter.rows();) {
@@ -64,11 +70,13 @@ std::vector<uint64_t> sharded_blocks(const Parameter& parameter, const std::vect
     row = end;
   }
   std::shuffle(runs.begin(), runs.end(), random);
-  std::vector<uint64_t> total(static_cast<size_t>(hash_blocks(parameter.numel())));
+  std::vector<int64_t> total(static_cast<size_t>(hash_blocks(parameter.numel())));
   for (const Range& rows : runs) {
-    std::vector<uint64_t> mine(total.size());
-    add_to_blocks(parameter, rows, stored_rows(parameter, logical, rows), mine, threads);
-    std::transform(mine.begin(), mine.end(), total.begin(), total.begin(), std::plus<>());
+    std::vector<int64_t> mine(total.size());
+    add_rows(parameter, rows, stored_rows(parameter, logical, rows), mine, threads);
+    std::transform(mine.begin(), mine.end(), total.begin(), total.begin(), [](int64_t a, int64_t b) {
+      return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    });
   }
   return total;
 }
@@ -85,7 +93,7 @@ StateHash state_of(const std::vector<std::pair<std::string, std::vector<float>>>
 
 TEST_CASE("Blocks are the same at every sharding and storage") {
   const std::vector<float> logical = random_values(60 * 210);
-  const std::vector<uint64_t> expected = blocks_of(logical);
+  const std::vector<int64_t> expected = blocks_of(logical);
   REQUIRE(expected.size() == 4);
   for (unsigned seed = 0; seed < 10; ++seed) {
     const int threads = seed % 2 == 0 ? 1 : 2;
@@ -97,8 +105,8 @@ TEST_CASE("Blocks are the same at every sharding and storage") {
   }
   // Other values in the same storage are another tensor.
   const Parameter plain = parameter_of({60, 210}), turned = parameter_of({60, 210}, true);
-  std::vector<uint64_t> blocks(4);
-  add_to_blocks(plain, {0, 60}, stored_rows(turned, logical, {0, 210}), blocks);
+  std::vector<int64_t> blocks(4);
+  add_rows(plain, {0, 60}, stored_rows(turned, logical, {0, 210}), blocks);
   CHECK(blocks != expected);
 }
 
@@ -130,7 +138,7 @@ TEST_CASE("One changed element changes its block alone") {
   const std::vector<float> values = random_values(3 * kHashBlock);
   std::vector<float> other = values;
   other[kHashBlock + 17] += 1;
-  const std::vector<uint64_t> a = blocks_of(values), b = blocks_of(other);
+  const std::vector<int64_t> a = blocks_of(values), b = blocks_of(other);
   CHECK(a[0] == b[0]);
   CHECK(a[1] != b[1]);
   CHECK(a[2] == b[2]);
@@ -157,9 +165,9 @@ TEST_CASE("A state is its tensors by name, in any order, with loss and norm") {
 TEST_CASE("The hash of known bits is known") {
   std::vector<float> values(5000);
   std::iota(values.begin(), values.end(), -2500.0f);
-  const std::vector<uint64_t> blocks = blocks_of(values);
-  CHECK(hash_text(blocks[0]) == "c5ac2742038b5f22");
-  CHECK(hash_text(blocks[1]) == "6396346b719183ae");
+  const std::vector<int64_t> blocks = blocks_of(values);
+  CHECK(hash_text(static_cast<uint64_t>(blocks[0])) == "c5ac2742038b5f22");
+  CHECK(hash_text(static_cast<uint64_t>(blocks[1])) == "6396346b719183ae");
   CHECK(hash_text(hash_tensor(blocks)) == "9f7256cda734668d");
   const StateDigest digest = state_of({{"w", values}}).digest(0.5, -0.0);
   CHECK(hash_text(digest.kinds[0]) == "62005e8d0a9d8e01");

@@ -181,8 +181,7 @@ TEST_CASE("The hashes of blocks are written with the shapes of their tensors") {
         std::vector<int64_t> blocks(tensor.blocks.size()), shape(tensor.shape.size());
         reader.read_rows<int64_t>(format("{}/{}", kStateKindNames[kind], tensor.name), {0, std::ssize(blocks)}, blocks);
         reader.read_rows<int64_t>("shape/" + tensor.name, {0, std::ssize(shape)}, shape);
-        CHECK(std::equal(blocks.begin(), blocks.end(), tensor.blocks.begin(),
-                         [](int64_t a, uint64_t b) { return static_cast<uint64_t>(a) == b; }));
+        CHECK(blocks == tensor.blocks);
         CHECK(shape == tensor.shape);
       }
     }

@@ -1,0 +1,48 @@
+#include <bit>
+
+#include "block_hashes_case.h"
+
+namespace invar::ops {
+namespace {
+
+using namespace invar::test;
+
+TEST_CASE("add_block_hashes adds every element's term to the hash of its block") {
+  const int threads = GENERATE(1, 3);
+  for (const HashedForm& form : kHashedForms) {
+    CAPTURE(form.rows, form.cols, threads);
+    const HostTensor values = random_tensor(DType::kF32, {form.rows, form.cols}, 3);
+    std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(form.numel)), -5);
+    std::vector<uint64_t> expected(blocks.begin(), blocks.end());
+    for (int64_t row = 0; row < form.rows; ++row) {
+      for (int64_t col = 0; col < form.cols; ++col) {
+        const int64_t at = form.index.at(row, col);
+        const float value = values.tensor().data<float>()[row * form.cols + col];
+        expected[static_cast<size_t>(at / kHashBlock)] += hash_term(at, std::bit_cast<uint32_t>(value));
+      }
+    }
+    add_block_hashes(Stream(DeviceType::kCpu, threads), values, form.index, view_of(blocks));
+    CHECK(blocks == std::vector<int64_t>(expected.begin(), expected.end()));
+  }
+}
+
+TEST_CASE("add_block_hashes of no elements, on meta, and where it must not") {
+  std::vector<int64_t> sums = {7, 7};
+  const Tensor blocks = view_of(sums);
+  add_block_hashes(kCpu, HostTensor(DType::kF32, {0, 5}), {0, 5, 5, 0}, blocks);
+  add_block_hashes(kMeta, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {1 << 20, 1 << 20}), {0, 1 << 20, 1 << 20, 0},
+                   Tensor(nullptr, DType::kI64, DeviceType::kMeta, {1 << 28}));
+  CHECK(sums == std::vector<int64_t>{7, 7});
+  const auto refusal = [&](const Tensor& values, const LogicalIndex& index) {
+    return message_of(ErrorKind::kFault, [&] { add_block_hashes(kCpu, values, index, blocks); });
+  };
+  const HostTensor values = random_tensor(DType::kF32, {4, 6}, 1);
+  CHECK(contains(refusal(HostTensor(DType::kBF16, {4, 6}), {0, 6, 6, 0}), "add_block_hashes: values is bf16 (4, 6)"));
+  CHECK(contains(refusal(values, {0, 7, 6, 0}), "blocks of 6 of 6 columns, 7 from row to row"));
+  CHECK(contains(refusal(values, {0, 4, 4, 10}), "blocks of 4 of 6 columns"));
+  CHECK(contains(refusal(values, {2 * kHashBlock - 23, 6, 6, 0}), "elements 8169 to 8192, 2 blocks"));
+  CHECK(contains(refusal(values, {-1, 6, 6, 0}), "elements -1 to 22"));
+}
+
+}  // namespace
+}  // namespace invar::ops
