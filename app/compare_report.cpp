@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/tensor.h"
-#include "observe/state_hash.h"
+#include "ops/block_hashes.h"
 
 namespace invar::app {
 namespace {

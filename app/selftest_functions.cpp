@@ -2,6 +2,7 @@
 
 #include "app/selftest.h"
 #include "observe/state_hash.h"
+#include "ops/block_hashes.h"
 #include "ops/cross_entropy.h"
 #include "ops/gated_activation.h"
 #include "ops/norm.h"

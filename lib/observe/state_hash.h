@@ -7,8 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/block_hashes.h"
-
 namespace invar {
 
 // Hashes of the bit patterns of a training state, the same at every layout, from those of blocks (ops/block_hashes.h):
@@ -16,7 +14,7 @@ namespace invar {
 //   tensor = Σ mix(mix(index of the block) + block)
 //   kind   = mix(Σ mix(mix(hash_name(name)) + tensor))                                     of all tensors
 //   combined: the kinds in the order of StateKind, bits of the loss, bits of the gradient norm, one after another
-// with mix = split_mix. Sums of integers do not depend on their order, so ranks add what they hold.
+// with mix = split_mix (core/split_mix.h). Sums of integers do not depend on their order, so ranks add what they hold.
 // −0 and +0 differ, as do two NaNs of other bits. Against chance, not against an adversary.
 enum class StateKind : uint8_t { kWeights, kExpAvg, kExpAvgSq, kGradients };  // weights: the fp32 masters
 constexpr size_t kStateKinds = 4;

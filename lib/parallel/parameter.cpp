@@ -4,6 +4,7 @@
 
 #include "core/integer.h"
 #include "core/philox.h"
+#include "ops/random_normal.h"
 
 namespace invar {
 namespace {

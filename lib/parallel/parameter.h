@@ -9,7 +9,7 @@
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
-#include "ops/random_normal.h"
+#include "ops/logical_index.h"
 #include "parallel/head_cut.h"
 
 namespace invar {

@@ -8,7 +8,6 @@
 #include "device/device.h"
 #include "ops/block_hashes.h"
 #include "ops/elementwise.h"
-#include "parallel/logical_tensor.h"
 
 namespace invar {
 namespace {
@@ -59,9 +58,9 @@ int64_t add_run(const Stream& stream, const Weight& weight, const Parameter& par
 // The tensors' blocks, from one after another in `blocks` of every rank; every element must have been added once.
 void sum_over_ranks(Communicator& world, const Stream& stream, const Tensor& blocks, int64_t added,
                     std::vector<TensorHash>& tensors) {
-  std::vector<int64_t> sums(static_cast<size_t>(blocks.dim(0)));
-  copy_across(stream, blocks, view_of(sums));
-  sums.push_back(added);
+  std::vector<int64_t> sums(static_cast<size_t>(blocks.dim(0) + 1));
+  copy_across(stream, blocks, view_of(sums).rows(0, blocks.dim(0)));
+  sums.back() = added;
   world.all_reduce(stream, view_of(sums), ReduceOp::kSum);
   int64_t elements = 0;
   auto next = sums.begin();

@@ -9,7 +9,7 @@ namespace invar {
 
 // The hashes of one kind of tensor of the state, in the order of the model's parameters, the same on every rank. Each
 // element counts once, on the rank that owns it; only sums of hashes travel. Gradients: after they are complete and
-// before the next step begins. Collective over the world.
+// before the next step begins, while no micro-batch runs. Collective over the world.
 std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups& groups, StateKind kind);
 
 // The same of all kinds for a step: gradients() as StepHooks::gradients_complete, finish() after the update.

@@ -140,13 +140,11 @@ TrainState::TrainState(const Config& config, const ProcessGroups& groups, const 
     counted_ = counted_ranges(model_.parameters(), ownership_);
     squares_ = constants_.allocate("sum of squares", DType::kF64, {1});
   }
-  {
-    const ArenaScope scope(scratch_);
-    block_hashes_ = scratch_.allocate("hashes of blocks", DType::kI64, {hash_blocks_of(model_.parameters())});
-  }
   tokens_ = constants_.allocate("tokens", DType::kI32, {tokens});
   labels_ = constants_.allocate("labels", DType::kI32, {tokens});
   if (config.data.reset_at_eod) document_starts_ = constants_.allocate("document starts", DType::kI32, {tokens});
+  const ArenaScope given_back(scratch_);
+  block_hashes_ = scratch_.allocate("hashes of blocks", DType::kI64, {hash_blocks_of(model_.parameters())});
 }
 
 MicroBatch TrainState::to_device(const Batch& batch) {

@@ -20,7 +20,7 @@ struct MemorySizes {
   int64_t optimizer = 0;
   int64_t constants = 0;  // RoPE tables, the micro-batch
   int64_t saved = 0;      // activations kept for backward
-  int64_t scratch = 0;    // activations and gradients of one layer, logits of one chunk
+  int64_t scratch = 0;    // activations and gradients of one layer, logits of one chunk; hashes of the state
   int64_t proofs = 0;     // not in arenas: what the largest proof of ops/proofs.h takes on a GPU, and gives back
 
   // Of the arenas.
@@ -48,8 +48,11 @@ class TrainState {
   void await_values() const { sync_.await_values(); }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
-  // Room for hashes, i64 (blocks of all parameters): scratch, so not while a micro-batch runs.
-  const Tensor& block_hashes() const { return block_hashes_; }
+  // Room for hashes, i64 (blocks of all parameters): where scratch begins, so not while a micro-batch runs.
+  const Tensor& block_hashes() const {
+    INVAR_CHECK(scratch_.used() == 0, "hashes of blocks while {} bytes of scratch are in use", scratch_.used());
+    return block_hashes_;
+  }
   // The one that was given, invariant if the config's numerics are.
   const Stream& stream() const { return stream_; }
 

@@ -2,7 +2,7 @@
 
 #include "app/compare_report.h"
 #include "observe/metrics.h"
-#include "parallel/parameter.h"
+#include "ops/block_hashes.h"
 #include "support/errors.h"
 #include "support/temporary_folder.h"
 #include "train/step_hash.h"

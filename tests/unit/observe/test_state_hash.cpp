@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "ops/block_hashes.h"
 #include "parallel/parameter.h"
 #include "support/catch.h"
 
@@ -42,9 +43,8 @@ std::vector<float> stored_rows(const Parameter& parameter, const std::vector<flo
 }
 
 // Adds rows of the parameter's unit-major form to the blocks of its logical tensor.
-void add_rows(const Parameter& parameter, Range rows, std::vector<float> stored, std::vector<int64_t>& blocks,
-              int threads = 1) {
-  ops::add_block_hashes(Stream(DeviceType::kCpu, threads), view_of(stored).view({rows.size(), parameter.cols()}),
+void add_rows(const Parameter& parameter, Range rows, std::vector<float> stored, std::vector<int64_t>& blocks) {
+  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(stored).view({rows.size(), parameter.cols()}),
                         parameter.logical_index().from_row(rows.begin), view_of(blocks));
 }
 
@@ -60,8 +60,7 @@ uint64_t hash_of(const std::vector<float>& logical) {
 }
 
 // The blocks as ranks that hold runs of random lengths would put them together, in any order.
-std::vector<int64_t> sharded_blocks(const Parameter& parameter, const std::vector<float>& logical, unsigned seed,
-                                    int threads) {
+std::vector<int64_t> sharded_blocks(const Parameter& parameter, const std::vector<float>& logical, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<Range> runs;
   for (int64_t row = 0; row < parameter.rows();) {
@@ -73,7 +72,7 @@ std::vector<int64_t> sharded_blocks(const Parameter& parameter, const std::vecto
   std::vector<int64_t> total(static_cast<size_t>(hash_blocks(parameter.numel())));
   for (const Range& rows : runs) {
     std::vector<int64_t> mine(total.size());
-    add_rows(parameter, rows, stored_rows(parameter, logical, rows), mine, threads);
+    add_rows(parameter, rows, stored_rows(parameter, logical, rows), mine);
     std::transform(mine.begin(), mine.end(), total.begin(), total.begin(), [](int64_t a, int64_t b) {
       return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
     });
@@ -96,12 +95,11 @@ TEST_CASE("Blocks are the same at every sharding and storage") {
   const std::vector<int64_t> expected = blocks_of(logical);
   REQUIRE(expected.size() == 4);
   for (unsigned seed = 0; seed < 10; ++seed) {
-    const int threads = seed % 2 == 0 ? 1 : 2;
-    CHECK(sharded_blocks(parameter_of({60, 210}), logical, seed, threads) == expected);
-    CHECK(sharded_blocks(parameter_of({60, 210}, true), logical, seed, threads) == expected);
-    CHECK(sharded_blocks(parameter_of({60, 210}, true, 14), logical, seed, threads) == expected);
-    CHECK(sharded_blocks(parameter_of({3, 4200}, true, 60), logical, seed, threads) == expected);  // across blocks
-    CHECK(sharded_blocks(parameter_of({12600}), logical, seed, threads) == expected);
+    CHECK(sharded_blocks(parameter_of({60, 210}), logical, seed) == expected);
+    CHECK(sharded_blocks(parameter_of({60, 210}, true), logical, seed) == expected);
+    CHECK(sharded_blocks(parameter_of({60, 210}, true, 14), logical, seed) == expected);
+    CHECK(sharded_blocks(parameter_of({3, 4200}, true, 60), logical, seed) == expected);  // across blocks
+    CHECK(sharded_blocks(parameter_of({12600}), logical, seed) == expected);
   }
   // Other values in the same storage are another tensor.
   const Parameter plain = parameter_of({60, 210}), turned = parameter_of({60, 210}, true);

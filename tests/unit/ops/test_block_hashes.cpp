@@ -32,11 +32,16 @@ TEST_CASE("add_block_hashes of no elements, on meta, and where it must not") {
   add_block_hashes(kCpu, HostTensor(DType::kF32, {0, 5}), {0, 5, 5, 0}, blocks);
   add_block_hashes(kMeta, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {1 << 20, 1 << 20}), {0, 1 << 20, 1 << 20, 0},
                    Tensor(nullptr, DType::kI64, DeviceType::kMeta, {1 << 28}));
-  CHECK(sums == std::vector<int64_t>{7, 7});
-  const auto refusal = [&](const Tensor& values, const LogicalIndex& index) {
-    return message_of(ErrorKind::kFault, [&] { add_block_hashes(kCpu, values, index, blocks); });
+  const auto refusal = [&](const Tensor& values, const LogicalIndex& index, const Stream& stream = kCpu) {
+    const Tensor place(blocks.raw(), DType::kI64, stream.device(), blocks.shape());
+    return message_of(ErrorKind::kFault, [&] { add_block_hashes(stream, values, index, place); });
   };
+  CHECK(contains(refusal(Tensor(nullptr, DType::kF32, DeviceType::kMeta, {4, 6}), {0, 7, 6, 0}, kMeta), "7 from row"));
+  CHECK(sums == std::vector<int64_t>{7, 7});
   const HostTensor values = random_tensor(DType::kF32, {4, 6}, 1);
+  CHECK(contains(refusal(values, {0, 0, 0, 0}), "blocks of 0 of 6 columns"));
+  CHECK(contains(refusal(values, {0, 2, 2, 7}), "4 rows of 2, 7 from block to block"));
+  CHECK(contains(refusal(values, {100, 2, 2, -8}), "4 rows of 2, -8 from block to block"));
   CHECK(contains(refusal(HostTensor(DType::kBF16, {4, 6}), {0, 6, 6, 0}), "add_block_hashes: values is bf16 (4, 6)"));
   CHECK(contains(refusal(values, {0, 7, 6, 0}), "blocks of 6 of 6 columns, 7 from row to row"));
   CHECK(contains(refusal(values, {0, 4, 4, 10}), "blocks of 4 of 6 columns"));
