@@ -137,6 +137,27 @@ TEST_CASE("workers of several samples: every layout has the state of one rank af
   WARN(compared << " layouts compared with one rank, ten steps each");
 }
 
+TEST_CASE("every cut of a batch that all of them divide: every layout has the state of one rank after every step") {
+  const std::vector<std::pair<int, bool>> tensor = {{1, false}, {8, true}, {3, true}, {2, false}, {4, true}};
+  size_t compared = 0;
+  for (const MakeModel make : {tied_qwen3, gemma4_e_series}) {
+    for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+      Config config = make(precision);
+      config.train.global_batch_size = 16;
+      config.numerics.workers = 4;
+      std::vector<Layout> layouts;
+      for (const int data : {1, 2, 4}) {
+        for (const int64_t micro_batch : {1, 2, 4}) {
+          const auto& [ranks, sequence] = tensor[(layouts.size() + compared) % tensor.size()];
+          layouts.push_back({ranks, sequence, data, micro_batch, kRecomputeKinds[layouts.size() % 3]});
+        }
+      }
+      compared += compare_layouts(config, layouts);
+    }
+  }
+  WARN(compared << " layouts compared with one rank, ten steps each");
+}
+
 TEST_CASE("samples of several documents: every layout has the state of one rank after every step") {
   size_t compared = 0;
   for (const MakeModel make : {tied_qwen3, gemma4_e_series}) {
