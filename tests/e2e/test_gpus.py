@@ -2,6 +2,7 @@
 hang ends with a report. A machine with one GPU lets four ranks share it."""
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import unittest
@@ -15,6 +16,9 @@ from test_gpu import GpuTest, gpus
 SHARED = 4  # ranks that share a GPU where there is but one
 RANKS = next(n for n in (8, 4, 2) if n <= gpus()) if gpus() > 1 else SHARED  # of the largest layouts
 TENSOR = min(RANKS, 4)  # of these
+WORKERS = max(RANKS, 4)  # of two samples each
+# How far each of the ten losses in bf16 may lie from the reference's in fp64, which are 5.6 to 5.9.
+BF16_BANDS = {"qwen3": 6e-3, "qwen3_untied": 6e-3, "gemma4_e4b": 0.1, "gemma4_dense": 0.015}
 
 
 @unittest.skipUnless(gpus() >= 1, "no GPU")
@@ -40,6 +44,16 @@ class SeveralGpus(GpuTest):
                     outcome = self.run_invar("parity", REFERENCE / case, "device=cuda", *layout, ranks=world, seconds=120)
                     self.assertEqual(outcome.code, 0, outcome)
 
+    def test_reference_cases_hold_in_bf16(self):
+        for case, band in BF16_BANDS.items():
+            for world, layout in self.layouts():
+                with self.subTest(case=case, world=world, layout=layout):
+                    outcome = self.run_invar("parity", REFERENCE / case, "device=cuda", "numerics.precision=bf16", *layout,
+                                             ranks=world, seconds=120)
+                    apart = re.search(r"^loss of every step +(\S+)", outcome.stdout, re.M)
+                    self.assertIsNotNone(apart, outcome)
+                    self.assertLess(float(apart[1]), band, outcome)
+
     def test_collectives_over_nccl(self):
         suite = pathlib.Path(INVAR).with_name("nccl_suite")
         done = subprocess.run([*LAUNCH, "-n", str(min(RANKS, 4)), suite], env=invar_job.ENVIRONMENT, text=True,
@@ -57,12 +71,17 @@ class SeveralGpus(GpuTest):
                     self.check_close(losses, one, band)
 
     def test_invariant_numerics_have_one_state_at_every_layout(self):
-        invariant = ["device=cuda", "numerics.reduction=invariant", "numerics.workers=4", "log.hash_every=1",
-                     "train.steps=6", "parallel.bucket_size=20000"]
+        """Micro-batches and recomputation change with the layouts."""
+        invariant = ["device=cuda", "numerics.reduction=invariant", f"numerics.workers={WORKERS}",
+                     f"train.global_batch_size={2 * WORKERS}", "log.hash_every=1", "train.steps=6",
+                     "parallel.bucket_size=20000"]
+        passes = [[f"train.micro_batch_size={micro}", f"train.recompute={recompute}"]
+                  for micro, recompute in ((1, "selective"), (2, "none"), (2, "full"))]
         states = []
         for precision in ("fp32", "bf16"):
             self.recipe(precision)
-            self.train(f"fast_{precision}", "device=cuda", "log.hash_every=1", "train.steps=6")
+            self.train(f"fast_{precision}", "device=cuda", f"train.global_batch_size={2 * WORKERS}", "log.hash_every=1",
+                       "train.steps=6")
             states.append(series(self.folder / f"fast_{precision}", "state_hash"))
         # Of TENSOR leaves each rank of the widest layouts has one, which travels in bf16.
         for precision, leaf, leaves in (("fp32", "fp32", 8), ("bf16", "fp32", 8), ("bf16", "bf16", TENSOR)):
@@ -76,7 +95,21 @@ class SeveralGpus(GpuTest):
             for i, (world, layout) in enumerate(self.layouts()):
                 with self.subTest(kind=kind, world=world, layout=layout):
                     run = f"invariant_{kind}_{i}"
-                    self.train(run, *keys, *layout, ranks=world)
+                    self.train(run, *keys, *layout, *passes[i % len(passes)], ranks=world)
+                    self.assertEqual(series(self.folder / run, "state_hash"), state)
+
+    def test_a_gemma_4_has_one_state_at_every_layout(self):
+        """With per-layer embeddings, shared keys and values, windows, and two KV heads, of which four ranks hold copies."""
+        for precision in ("fp32", "bf16"):
+            self.config(model={"hf_path": REFERENCE / "gemma4_e4b", "init": "hf"}, numerics={"precision": precision})
+            keys = ["device=cuda", "numerics.reduction=invariant", f"numerics.workers={WORKERS}",
+                    f"train.global_batch_size={2 * WORKERS}", "log.hash_every=1", "parallel.bucket_size=20000"]
+            self.train(f"one_{precision}", *keys)
+            state = series(self.folder / f"one_{precision}", "state_hash")
+            for i, (world, layout) in enumerate(self.layouts()):
+                with self.subTest(precision=precision, world=world, layout=layout):
+                    run = f"{precision}_{i}"
+                    self.train(run, *keys, *layout, f"train.micro_batch_size={1 + i % 2}", ranks=world)
                     self.assertEqual(series(self.folder / run, "state_hash"), state)
 
     def test_replicas_of_unequal_width_have_the_state_of_one_gpu(self):
