@@ -31,13 +31,13 @@ double largest_part_of_heads(const Config& config, int64_t kv_heads, int64_t wid
   return largest_part(group, runs, width / kv_heads) / static_cast<double>(kv_heads);
 }
 
-// How many shares each replica gets of `count`, one after another.
+// How many of at least as many shares as replicas each gets: one, then one after another by speed.
 std::vector<int64_t> deal_shares(int64_t count, std::span<const double> speeds) {
-  std::vector<int64_t> shares(speeds.size(), 0);
+  std::vector<int64_t> shares(speeds.size(), 1);
   const auto time_with_next = [&](size_t replica) {
     return static_cast<double>(shares[replica] + 1) / speeds[replica];
   };
-  for (int64_t share = 0; share < count; ++share) {
+  for (auto share = std::ssize(speeds); share < count; ++share) {
     size_t next = 0;
     for (size_t replica = 1; replica < speeds.size(); ++replica) {
       if (time_with_next(replica) < time_with_next(next)) next = replica;
@@ -45,10 +45,6 @@ std::vector<int64_t> deal_shares(int64_t count, std::span<const double> speeds) 
     ++shares[next];
   }
   return shares;
-}
-
-bool all_have_some(const std::vector<int64_t>& shares) {
-  return std::find(shares.begin(), shares.end(), 0) == shares.end();
 }
 
 std::vector<int64_t> times(std::vector<int64_t> shares, int64_t unit) {
@@ -76,9 +72,8 @@ std::vector<int64_t> keep_batch(const Config& config, int64_t batch, std::span<c
                   config.train.micro_batch_size),
            format("use {}", round_up(batch, config.train.micro_batch_size)));
   }
-  const std::vector<int64_t> shares = deal_shares(batch / unit, speeds);
-  if (!all_have_some(shares)) refuse_shares(config, batch, speeds.size());
-  return times(shares, unit);
+  if (batch / unit < std::ssize(speeds)) refuse_shares(config, batch, speeds.size());
+  return times(deal_shares(batch / unit, speeds), unit);
 }
 
 std::vector<int64_t> shrink_batch(const Config& config, int64_t full_batch, int data, std::span<const double> speeds) {
@@ -95,8 +90,9 @@ std::vector<int64_t> shrink_batch(const Config& config, int64_t full_batch, int 
   const int64_t largest = micro * std::accumulate(shares.begin(), shares.end(), int64_t{0});
   for (int64_t batch = largest; batch >= std::max(micro, config.numerics.workers); batch -= micro) {
     const int64_t unit = share_unit(config, batch);
+    if (batch / unit < std::ssize(speeds)) continue;
     const std::vector<int64_t> dealt = deal_shares(batch / unit, speeds);
-    bool in_time = all_have_some(dealt);
+    bool in_time = true;
     for (size_t replica = 0; replica < shares.size(); ++replica) {
       in_time = in_time && dealt[replica] * unit <= shares[replica] * micro;
     }

@@ -22,11 +22,12 @@ std::vector<double> replica_speeds(const Config& config, std::span<const int> wi
 // with a logical worker too.
 int64_t share_unit(const Config& config, int64_t batch);
 
-// Samples of a step for each of the replicas. `full_batch`: what `data` whole replicas would share. keep: one share
-// after another goes to the replica with the least resulting time, (n + 1) / speed, the first of equal ones. shrink: a
-// replica gets as many micro-batches as it can do in the time in which the fastest does full_batch / data samples, and
-// at least one; with invariant numerics then less, as far as the shares must be whole workers.
-// Error{kConfig} if a replica would get none, or the batch cannot be cut in shares.
+// Samples of a step for each of the replicas. `full_batch`: what `data` whole replicas would share. keep: each gets a
+// share, then one after another goes to the replica with the least resulting time, (n + 1) / speed, the first of equal
+// ones. shrink: a replica gets as many micro-batches as it can do in the time in which the fastest does
+// full_batch / data samples, and at least one; with invariant numerics then less, as far as the shares must be whole
+// workers.
+// Error{kConfig} if there are fewer shares than replicas, or the batch cannot be cut in shares.
 std::vector<int64_t> share_samples(const Config& config, int64_t full_batch, int data, std::span<const double> speeds);
 
 }  // namespace invar

@@ -64,6 +64,14 @@ class Nonuniform(JobTest):
         self.assertRegex(self.log("rest"), r"left out: replica 0 of 2")
         self.assertIn("4 ranks: tensor 4 x data 1", self.log("rest"))
 
+    def test_a_batch_of_one_share_for_each_replica(self):
+        self.recipe()
+        arguments = ["train.steps=2", "train.global_batch_size=auto", "numerics.workers=2", "parallel.tensor=2", "parallel.data=2"]
+        self.train("still", *arguments, ranks=4)
+        for slot in ("dp0.tp1", "dp1.tp0"):
+            self.train(slot, *arguments, f"parallel.nonuniform.failed=[{slot}]", ranks=3)
+            self.assertEqual(self.hashes(slot), self.hashes("still"))
+
     def test_a_run_measures_the_speeds_of_unequal_replicas_and_a_plan_takes_them(self):
         self.config(train={"steps": 6, "global_batch_size": 32})
         layout = ["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[2, 1]"]

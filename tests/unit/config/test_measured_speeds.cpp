@@ -74,7 +74,7 @@ TEST_CASE("a plan by the measured speeds has the shares that were told") {
   }
 }
 
-TEST_CASE("a replica that is left out has speed 1, and one that is too slow no share") {
+TEST_CASE("a replica that is left out has speed 1, and the slowest one share") {
   Config config = damaged({1, 1, 1});
   config.parallel.nonuniform.failed = {"dp1.tp0", "dp1.tp1", "dp2.tp1"};
   config.parallel.nonuniform.min_tensor = 3;
@@ -82,6 +82,15 @@ TEST_CASE("a replica that is left out has speed 1, and one that is too slow no s
 
   const MeasuredSpeeds slow = measured(damaged({1, 1, 1}), {0.01, 0.01, 100});
   CHECK(slow.speeds == Speeds{1, 1, 0.0001});
+  CHECK(slow.then.samples == Samples{12, 11, 1});
+}
+
+TEST_CASE("speeds by which a batch shrinks below its workers cannot share it") {
+  Config config = damaged({1, 1, 1});
+  config.parallel.nonuniform.batch = BatchPolicy::kShrink;
+  config.numerics.reduction = Reduction::kInvariant;
+  config.numerics.workers = 24;
+  const MeasuredSpeeds slow = measured(config, {0.01, 0.01, 100});
   CHECK(slow.then.samples.empty());
   CHECK_FALSE(slow.far_from_shares());
   CHECK(contains(slow.describe(), "speeds=[1, 1, 0.0001] cannot share the batch: "));

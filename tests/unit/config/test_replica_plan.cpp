@@ -191,6 +191,29 @@ TEST_CASE("every pattern of failures leaves a sound plan") {
   }
 }
 
+TEST_CASE("a batch of one share for each replica is planned after any failure") {
+  for (const Reduction reduction : {Reduction::kFast, Reduction::kInvariant}) {
+    for (const int tensor : {1, 2, 4}) {
+      for (const int data : {2, 3, 4}) {
+        for (int slot = 0; slot < tensor * data; ++slot) {
+          Config config = grid(tensor, data, {format("dp{}.tp{}", slot / tensor, slot % tensor)});
+          config.train.global_batch_size = 0;
+          config.train.micro_batch_size = 3;
+          config.numerics.reduction = reduction;
+          if (reduction == Reduction::kInvariant) config.numerics.workers = data;
+          INFO("tensor " << tensor << " data " << data << " without slot " << slot);
+          const int survivors = tensor * data - 1;
+          CHECK_NOTHROW(validate(config, survivors));
+          const ReplicaPlan plan = plan_replicas(config, survivors);
+          check_sound(plan, config, survivors);
+          CHECK(plan.batch() == 3 * data);
+          if (tensor > 1) CHECK(plan.samples == Samples(static_cast<size_t>(data), 3));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a replica with too few live ranks is left out") {
   Config config = grid(4, 3, {"dp1.tp0", "dp1.tp1", "dp2.tp3"});
   CHECK(plan_replicas(config, 12).widths == Widths{4, 2, 3});

@@ -118,11 +118,20 @@ TEST_CASE("a replica without a share is refused") {
                 {"larger train.global_batch_size", "min_tensor"}, [&] {
                   share(config, 2, {1, 1, 1});
                 });
-  require_error(ErrorKind::kConfig, {"4 samples", "without any"}, {"min_tensor"}, [&] { share(config, 4, {1, 0.1}); });
   require_error(ErrorKind::kConfig, {"8 samples in shares of 8 (whole workers of numerics.workers"},
                 {"numerics.workers"}, [] {
                   share(invariant_config(3, 1), 8, {1, 1});
                 });
+}
+
+TEST_CASE("as many shares as replicas are one for each") {
+  const std::vector<std::vector<double>> all_speeds = {{2, 1}, {1, 2}, {1, 0.01}, {4, 3, 1}, {1, 1, 4, 4}};
+  for (const std::vector<double>& speeds : all_speeds) {
+    const auto replicas = std::ssize(speeds);
+    CHECK(share(valid_config(), replicas, speeds) == Shares(speeds.size(), 1));
+    CHECK(share(invariant_config(replicas, 1), 6 * replicas, speeds) == Shares(speeds.size(), 6));
+  }
+  CHECK(share(valid_config(), 4, {1, 0.1}) == Shares{3, 1});
 }
 
 TEST_CASE("with invariant numerics shares are whole workers and micro-batches") {
