@@ -82,7 +82,7 @@ std::string memory_of(const Config& config, const Topology& grid) {
 
 // Data-parallel replicas of a width are alike, so the table shows one; the largest memory over the data ranks is within
 // a row.
-void print_ranks(const Config& config, const Topology& grid) {
+void print_ranks(const Config& config, const Topology& grid, const std::vector<int>& launched) {
   print_line("");
   const DeviceType device = planned_device(config);
   const bool gpus = device == DeviceType::kCuda;
@@ -98,7 +98,8 @@ void print_ranks(const Config& config, const Topology& grid) {
       const int world_rank = grid.first_rank(replica) + rank;
       const MemorySizes m = measure_memory(config, grid, world_rank, device);
       proofs = std::max(proofs, m.proofs);
-      print_line(format("{:>4} {} {} {} {} {} {} {}  {}", grid.uniform() ? rank : world_rank, mib(m.parameters),
+      print_line(format("{:>4} {} {} {} {} {} {} {}  {}",
+                        grid.uniform() ? rank : launched[static_cast<size_t>(world_rank)], mib(m.parameters),
                         mib(m.gradients), mib(m.optimizer), mib(m.saved), mib(m.scratch), mib(m.constants),
                         mib(m.total()), part_of(config, width, rank)));
     }
@@ -120,11 +121,12 @@ void print_grid(const Topology& grid) {
   if (grid.data > kShown) print_line(format("... and {} more replicas", grid.data - kShown));
 }
 
-void print_traffic(const Config& config, const Topology& grid, int world_rank) {
+void print_traffic(const Config& config, const Topology& grid, int world_rank, const std::vector<int>& launched) {
   TrafficTable traffic;
   measure_memory(config, grid, world_rank, planned_device(config), &traffic);
   print_line("");
-  print_line(format("sent by rank {}: tensor groups in one micro-step, data groups in one step", world_rank));
+  print_line(format("sent by rank {}: tensor groups in one micro-step, data groups in one step",
+                    launched[static_cast<size_t>(world_rank)]));
   for (const auto& [name, sent] : traffic) {
     if (sent.bytes > 0) print_line(format("  {:<28} {:>6} calls {} MiB", name, sent.calls, mib(sent.bytes)));
   }
@@ -139,7 +141,8 @@ void print_plan(const PlanArguments& arguments, std::span<const HostSlot> hosts)
   config.train.global_batch_size = plan.batch();
   const bool as_launched = plan.training_ranks() == arguments.world && is_whole_grid(given, plan);
   print_summary(config, grid);
-  print_ranks(config, grid);
+  const std::vector<int> launched = plan.training_order();
+  print_ranks(config, grid, launched);
   if (as_launched) {
     print_grid(grid);
   } else {
@@ -147,8 +150,10 @@ void print_plan(const PlanArguments& arguments, std::span<const HostSlot> hosts)
     if (!is_whole_grid(given, plan)) print_cost(given, plan, planned_device(config));
   }
   if (config.numerics.reduction == Reduction::kInvariant) print_invariant(config, grid, planned_device(config));
-  if (grid.uniform()) return print_traffic(config, grid, 0);
-  for (const int replica : shown_replicas(config, grid)) print_traffic(config, grid, grid.first_rank(replica));
+  if (grid.uniform()) return print_traffic(config, grid, 0, launched);
+  for (const int replica : shown_replicas(config, grid)) {
+    print_traffic(config, grid, grid.first_rank(replica), launched);
+  }
 }
 
 }  // namespace

@@ -37,9 +37,19 @@ std::string row_of(const Config& config, const ReplicaPlan& plan, size_t rank, s
                 units_of(config, plan.widths[replica], place.tensor_rank));
 }
 
+// Bytes of the rank that has most of them.
+struct Load {
+  int64_t bytes = 0;
+  int rank = 0;
+
+  void add(int64_t of_rank, int world_rank) {
+    if (of_rank > bytes) *this = {of_rank, world_rank};
+  }
+};
+
 struct Needs {
-  int64_t memory = 0;  // bytes of the rank that needs most
-  int64_t sent = 0;    // bytes to other replicas in a step, by the rank that sends most
+  Load memory;
+  Load sent;  // to other replicas in a step
 };
 
 Needs needs_of(const Config& config, const Topology& grid, DeviceType device) {
@@ -47,12 +57,9 @@ Needs needs_of(const Config& config, const Topology& grid, DeviceType device) {
   for (const int replica : shown_replicas(config, grid)) {
     for (int rank = 0; rank < grid.width(replica); ++rank) {
       TrafficTable traffic;
-      const MemorySizes memory = measure_memory(config, grid, grid.first_rank(replica) + rank, device, &traffic);
-      int64_t sent = 0;
-      for (const auto& [name, of_call] : traffic) {
-        if (name.starts_with("data ") || name.starts_with("replicas ")) sent += of_call.bytes;
-      }
-      most = {std::max(most.memory, memory.total()), std::max(most.sent, sent)};
+      const int world_rank = grid.first_rank(replica) + rank;
+      most.memory.add(measure_memory(config, grid, world_rank, device, &traffic).total(), world_rank);
+      most.sent.add(bytes_between_replicas(traffic), world_rank);
     }
   }
   return most;
@@ -102,8 +109,10 @@ void print_cost(const Config& config, const ReplicaPlan& plan, DeviceType device
   planned.train.global_batch_size = plan.batch();
   const Needs here = needs_of(planned, topology_of(plan), device);
   const Needs there = whole ? needs_of(*whole, {config.parallel.tensor, replicas}, device) : Needs{};
-  const auto line = [&](const char* name, int64_t now, int64_t before) {
-    print_line(format("  {:<24} {} MiB{}", name, mib(now), whole ? format(" instead of {} MiB", mib(before)) : ""));
+  const std::vector<int> launched = plan.training_order();
+  const auto line = [&](const char* name, const Load& now, const Load& before) {
+    print_line(format("  {:<24} {} MiB (rank {}){}", name, mib(now.bytes), launched[static_cast<size_t>(now.rank)],
+                      whole ? format(" instead of {} MiB", mib(before.bytes)) : ""));
   };
   line("memory of a rank", here.memory, there.memory);
   line("sent to other replicas", here.sent, there.sent);

@@ -91,6 +91,7 @@ class RecordingCommunicator final : public Communicator {
 
   void record(std::string_view operation, int64_t elements, const Tensor& tensor) {
     Traffic& traffic = (*table_)[format("{} {}", name(), operation)];
+    traffic.group = name();
     ++traffic.calls;
     traffic.bytes += elements * size_of(tensor.dtype());
   }

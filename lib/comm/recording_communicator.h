@@ -8,6 +8,7 @@ namespace invar {
 
 // What a rank would put on the wire, by group and operation.
 struct Traffic {
+  std::string group;
   int64_t calls = 0;
   int64_t bytes = 0;  // sent by this rank, by the ring algorithm's count for reductions and gathers
 };

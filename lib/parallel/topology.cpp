@@ -4,6 +4,12 @@
 #include <numeric>
 
 namespace invar {
+namespace {
+
+constexpr const char* kDataGroup = "data";
+constexpr const char* kExchangeGroup = "gradients";
+
+}  // namespace
 
 int Topology::first_rank(int data_rank) const {
   if (uniform()) return tensor * data_rank;
@@ -77,12 +83,20 @@ ProcessGroups make_process_groups(Communicator& world, const Topology& topology,
   groups.topology = topology;
   groups.world = &world;
   groups.tensor = maker.make(world, tensor_colors, "tensor");
-  groups.data = maker.make(world, data_colors, "data");
+  groups.data = maker.make(world, data_colors, kDataGroup);
   if (!topology.uniform()) {
-    groups.exchange = maker.make(world, std::vector<int>(static_cast<size_t>(world.size())), "gradients");
+    groups.exchange = maker.make(world, std::vector<int>(static_cast<size_t>(world.size())), kExchangeGroup);
   }
   groups.maker = maker;
   return groups;
+}
+
+int64_t bytes_between_replicas(const TrafficTable& traffic) {
+  int64_t bytes = 0;
+  for (const auto& [name, sent] : traffic) {
+    if (sent.group == kDataGroup || sent.group == kExchangeGroup) bytes += sent.bytes;
+  }
+  return bytes;
 }
 
 int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value) {

@@ -67,6 +67,9 @@ struct ProcessGroups {
 };
 ProcessGroups make_process_groups(Communicator& world, const Topology& topology, const GroupMaker& maker = {});
 
+// What a rank sends in the groups of ranks of several replicas, for gradients and new values.
+int64_t bytes_between_replicas(const TrafficTable& traffic);
+
 // Host scalars, one of each replica, each the same on all its ranks. Collective over the world.
 int64_t sum_over_replicas(const ProcessGroups& groups, int64_t value);
 double sum_over_replicas(const ProcessGroups& groups, const ExactSum& value);

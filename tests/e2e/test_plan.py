@@ -146,7 +146,7 @@ class Plan(JobTest):
         self.assertGreater(samples["0"], samples["1"])
         step_time, without = map(float, re.search(r"step time, modelled +([\d.]+) times; ([\d.]+) without", full).groups())
         self.assertTrue(1 < step_time < without == 2)
-        memory, whole = map(float, re.search(r"memory of a rank +([\d.]+) MiB instead of +([\d.]+) MiB", full).groups())
+        memory, whole = map(float, re.search(r"memory of a rank +([\d.]+) MiB \(rank \d+\) instead of +([\d.]+) MiB", full).groups())
         self.assertTrue(whole < memory < 1.5 * whole)
 
         survivors = self.plan(config, 15, *recipe, failed).stdout
@@ -157,6 +157,29 @@ class Plan(JobTest):
         self.check_failure(self.plan(config, 16, *recipe, failed), USAGE, "17 ranks, 15 without the 2 failed ones")
         self.check_failure(self.plan(config, 17, *recipe, "parallel.nonuniform.failed=[node3.gpu0]"), USAGE,
                            "the host of node3.gpu0 is only known in a job")
+
+    @staticmethod
+    def sent(planned):
+        """Launched rank -> MiB by group and operation."""
+        tables = re.findall(r"^sent by rank (\d+):.*\n((?:  .*\n)*)", planned, re.M)
+        return {int(rank): {name: float(mib) for name, mib in re.findall(r"^  (\S.*\S) +\d+ calls +([\d.]+) MiB$", rows, re.M)}
+                for rank, rows in tables}
+
+    def test_bytes_to_other_replicas_are_those_of_the_rank_that_sends_most(self):
+        config = ROOT / "configs" / "qwen3_0.6b.yaml"
+        grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=16", "parallel.tensor=2", "parallel.data=2"]
+        planned = self.plan(config, 4, *grid, "parallel.nonuniform.failed=[dp0.tp0]").stdout
+        rank, most = re.search(r"sent to other replicas +([\d.]+) MiB \(rank (\d+)\)", planned).groups()[::-1]
+        self.assertEqual(rank, "1")  # alone in its replica; rank 0 idles
+        sent = self.sent(planned)
+        self.assertEqual(set(sent), {1, 2})
+        self.assertEqual(float(most), sent[1]["gradients exchange"])
+        self.assertGreater(sent[1]["gradients exchange"], sent[2]["gradients exchange"])
+        self.assertGreater(sent[2]["gradients exchange"], 100)
+        whole = float(re.search(r"sent to other replicas .* instead of +([\d.]+) MiB", planned)[1])
+        of_grid = self.sent(self.plan(config, 4, *grid).stdout)[0]
+        self.assertAlmostEqual(whole, sum(mib for name, mib in of_grid.items() if name.startswith("data ")), delta=0.2)
+        self.assertGreater(whole, 100)
 
     def test_a_job_knows_its_hosts(self):
         config = self.config(parallel={"tensor": 2, "data": 2})
