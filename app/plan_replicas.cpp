@@ -1,6 +1,7 @@
 #include "app/plan_replicas.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "app/console.h"
@@ -65,18 +66,30 @@ Needs needs_of(const Config& config, const Topology& grid, DeviceType device) {
   return most;
 }
 
-// The same without failures; none if that is no possible layout.
-std::optional<Config> whole_config(const Config& config, int replicas) {
+// Of so many whole replicas that share this batch, cut and shared out as if damaged; none if they cannot.
+std::optional<Needs> needs_of_whole(const Config& config, int replicas, int64_t batch, DeviceType device) {
+  const int tensor = config.parallel.tensor;
   Config whole = config;
-  whole.parallel.nonuniform = {};
   whole.parallel.spare = 0;
   whole.parallel.data = replicas;
+  whole.parallel.nonuniform = {};
+  whole.parallel.nonuniform.tensor_widths.assign(static_cast<size_t>(replicas), tensor);
+  whole.parallel.nonuniform.speeds.assign(static_cast<size_t>(replicas), 1);  // without any shares must be equal
+  whole.train.global_batch_size = batch;
   try {
-    validate(whole, whole.parallel.tensor * replicas);
-  } catch (const Error&) {
+    validate(whole, tensor * replicas);
+    return needs_of(whole, topology_of(plan_replicas(whole, tensor * replicas)), device);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kConfig) throw;
     return std::nullopt;
   }
-  return whole;
+}
+
+void print_costs(const std::string& name, const std::array<std::optional<double>, 3>& values, int decimals,
+                 const std::string& unit) {
+  std::string row = format("  {:<24}", name);
+  for (const auto& value : values) row += value ? format(" {:>11.{}f}", *value, decimals) : format(" {:>11}", "-");
+  print_line(row + "  " + unit);
 }
 
 }  // namespace
@@ -94,28 +107,36 @@ void print_replicas(const Config& config, const ReplicaPlan& plan, std::span<con
 }
 
 void print_cost(const Config& config, const ReplicaPlan& plan, DeviceType device) {
+  const int tensor = config.parallel.tensor;
   const int replicas = grid_replicas(config, plan);
+  const auto whole = static_cast<int>(std::count(plan.widths.begin(), plan.widths.end(), tensor));
+  const int64_t batch = grid_batch(config, replicas);
   const PlanCost cost = plan_cost(config, plan);
-  const std::string without = cost.step_time_without_damaged
-                                  ? format("{:.3f} without the damaged replicas", *cost.step_time_without_damaged)
-                                  : "no replica is whole";
-  print_line("");
-  print_line(format("beside the whole grid, tensor {} x data {}", config.parallel.tensor, replicas));
-  print_line(format("  step time, {:<13} {:>11.3f} times; {}",
-                    config.parallel.nonuniform.speeds.empty() ? "modelled" : "by speeds", cost.step_time, without));
-  print_line(format("  samples a second         {:>11.3f} times", cost.throughput));
-  const std::optional<Config> whole = whole_config(config, replicas);
+  std::optional<double> throughput_alone;
+  if (cost.step_time_without_damaged) throughput_alone = 1 / *cost.step_time_without_damaged;
   Config planned = config;
   planned.train.global_batch_size = plan.batch();
   const Needs here = needs_of(planned, topology_of(plan), device);
-  const Needs there = whole ? needs_of(*whole, {config.parallel.tensor, replicas}, device) : Needs{};
+  const std::optional<Needs> grid = needs_of_whole(config, replicas, batch, device);
+  const std::optional<Needs> alone = whole > 0 ? needs_of_whole(config, whole, batch, device) : std::nullopt;
+
+  print_line("");
+  print_line(format("what the plan costs beside the whole grid, tensor {} x data {}, and beside {}", tensor, replicas,
+                    whole > 0 ? format("the whole replicas alone, data {}", whole) : "none: no replica is whole"));
+  print_line(format("  {:<24} {:>11} {:>11} {:>11}", "", "planned", "whole grid", "whole alone"));
+  print_costs(config.parallel.nonuniform.speeds.empty() ? "step time, modelled" : "step time, by speeds",
+              {cost.step_time, 1, cost.step_time_without_damaged}, 3, "times");
+  print_costs("samples a second", {cost.throughput, 1, throughput_alone}, 3, "times");
   const std::vector<int> launched = plan.training_order();
-  const auto line = [&](const char* name, const Load& now, const Load& before) {
-    print_line(format("  {:<24} {} MiB (rank {}){}", name, mib(now.bytes), launched[static_cast<size_t>(now.rank)],
-                      whole ? format(" instead of {} MiB", mib(before.bytes)) : ""));
+  const auto print_load = [&](const char* name, Load Needs::*load) {
+    const auto size = [load](const Needs& needs) { return static_cast<double>((needs.*load).bytes) / (1 << 20); };
+    const auto size_if = [&](const auto& needs) { return needs ? std::optional(size(*needs)) : std::nullopt; };
+    print_costs(name, {size(here), size_if(grid), size_if(alone)}, 1,
+                format("MiB, planned on rank {}", launched[static_cast<size_t>((here.*load).rank)]));
   };
-  line("memory of a rank", here.memory, there.memory);
-  line("sent to other replicas", here.sent, there.sent);
+  print_load("memory of a rank", &Needs::memory);
+  print_load("sent to other replicas", &Needs::sent);
+  if (!grid) print_line("  the whole grid is no possible layout");
 }
 
 }  // namespace invar::app

@@ -12,7 +12,7 @@ namespace invar::app {
 // what is left out. `hosts`: empty if they are not known.
 void print_replicas(const Config& config, const ReplicaPlan& plan, std::span<const HostSlot> hosts);
 
-// What the plan costs beside the whole grid: modelled time, memory and bytes.
+// What the plan costs beside the whole grid, and beside leaving damaged replicas out: modelled time, memory and bytes.
 void print_cost(const Config& config, const ReplicaPlan& plan, DeviceType device);
 
 }  // namespace invar::app

@@ -144,10 +144,13 @@ class Plan(JobTest):
         samples = {row[4]: int(row[6]) for row in rows.values() if row[3] == "train"}
         self.assertEqual(sum(samples.values()), 16)
         self.assertGreater(samples["0"], samples["1"])
-        step_time, without = map(float, re.search(r"step time, modelled +([\d.]+) times; ([\d.]+) without", full).groups())
+        step_time, _, without = self.cost(full, "step time, modelled")
         self.assertTrue(1 < step_time < without == 2)
-        memory, whole = map(float, re.search(r"memory of a rank +([\d.]+) MiB \(rank \d+\) instead of +([\d.]+) MiB", full).groups())
+        self.assertEqual(self.cost(full, "samples a second")[2], 0.5)
+        memory, whole, alone = self.cost(full, "memory of a rank")
         self.assertTrue(whole < memory < 1.5 * whole)
+        self.assertTrue(whole < alone)  # one replica's ranks have its whole optimizer
+        self.assertEqual(self.cost(full, "sent to other replicas")[2], 0)
 
         survivors = self.plan(config, 15, *recipe, failed).stdout
         self.assertNotIn("idle", survivors)
@@ -157,6 +160,12 @@ class Plan(JobTest):
         self.check_failure(self.plan(config, 16, *recipe, failed), USAGE, "17 ranks, 15 without the 2 failed ones")
         self.check_failure(self.plan(config, 17, *recipe, "parallel.nonuniform.failed=[node3.gpu0]"), USAGE,
                            "the host of node3.gpu0 is only known in a job")
+
+    def cost(self, planned, name):
+        """As planned, of the whole grid, of its whole replicas alone; None where there are none."""
+        row = re.search(rf"^  {name} +(\S+) +(\S+) +(\S+)  (?:times|MiB, planned on rank \d+)$", planned, re.M)
+        self.assertTrue(row, planned)
+        return [None if value == "-" else float(value) for value in row.groups()]
 
     @staticmethod
     def sent(planned):
@@ -169,17 +178,38 @@ class Plan(JobTest):
         config = ROOT / "configs" / "qwen3_0.6b.yaml"
         grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=16", "parallel.tensor=2", "parallel.data=2"]
         planned = self.plan(config, 4, *grid, "parallel.nonuniform.failed=[dp0.tp0]").stdout
-        rank, most = re.search(r"sent to other replicas +([\d.]+) MiB \(rank (\d+)\)", planned).groups()[::-1]
-        self.assertEqual(rank, "1")  # alone in its replica; rank 0 idles
+        most, whole, alone = self.cost(planned, "sent to other replicas")
+        self.assertRegex(planned, r"sent to other replicas .* MiB, planned on rank 1\n")  # alone in its replica; rank 0 idles
         sent = self.sent(planned)
         self.assertEqual(set(sent), {1, 2})
-        self.assertEqual(float(most), sent[1]["gradients exchange"])
+        self.assertEqual(most, sent[1]["gradients exchange"])
         self.assertGreater(sent[1]["gradients exchange"], sent[2]["gradients exchange"])
         self.assertGreater(sent[2]["gradients exchange"], 100)
-        whole = float(re.search(r"sent to other replicas .* instead of +([\d.]+) MiB", planned)[1])
         of_grid = self.sent(self.plan(config, 4, *grid).stdout)[0]
         self.assertAlmostEqual(whole, sum(mib for name, mib in of_grid.items() if name.startswith("data ")), delta=0.2)
         self.assertGreater(whole, 100)
+        self.assertEqual(alone, 0)
+
+    def test_a_plan_is_compared_with_leaving_damaged_replicas_out(self):
+        config = ROOT / "configs" / "qwen3_0.6b.yaml"
+        grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=15", "parallel.tensor=3", "parallel.data=3"]
+        failed = "parallel.nonuniform.failed=[dp1.tp0]"
+        names = ("step time, modelled", "samples a second", "memory of a rank", "sent to other replicas")
+        kept, left_out = (self.plan(config, 9, *grid, failed, *more).stdout for more in ([], ["parallel.nonuniform.min_tensor=3"]))
+        self.assertIn("the whole grid, tensor 3 x data 3, and beside the whole replicas alone, data 2\n", kept)
+        for name in names:  # 3 divides no heads: the grid is cut as the plan is, and 15 samples are 8 and 7
+            costs = self.cost(kept, name)
+            self.assertEqual(costs[2], self.cost(left_out, name)[0], name)
+            self.assertEqual(costs[1:], self.cost(left_out, name)[1:], name)
+            self.assertNotIn(costs[0], costs[1:], name)
+
+        none = self.plan(config, 9, *grid, "parallel.nonuniform.failed=[dp0.tp0, dp1.tp1, dp2.tp2]").stdout
+        self.assertIn("and beside none: no replica is whole\n", none)
+        for name in names:
+            self.assertEqual(self.cost(none, name)[2], None)
+        wide = self.plan(config, 7, *grid[:3], "parallel.tensor=32", "parallel.nonuniform.tensor_widths=[4, 3]").stdout
+        self.assertIn("the whole grid is no possible layout", wide)
+        self.assertEqual(self.cost(wide, "memory of a rank")[1:], [None, None])
 
     def test_a_job_knows_its_hosts(self):
         config = self.config(parallel={"tensor": 2, "data": 2})
