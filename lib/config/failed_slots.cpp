@@ -95,11 +95,7 @@ const std::vector<int>* given_slots(const Config& config, int replica) {
 void check_lists(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   const NonuniformConfig& nonuniform = parallel.nonuniform;
-  if (nonuniform.tp_base != 0 && nonuniform.tp_base != parallel.tensor) {
-    refuse(config, {"parallel.nonuniform.tp_base"},
-           format("parallel.nonuniform.tp_base = {} is not parallel.tensor = {}", nonuniform.tp_base, parallel.tensor),
-           "set both to the tensor ranks of a whole replica");
-  }
+  check_tp_base(config);
   check_count(config, "parallel.nonuniform.tp_spares", nonuniform.tp_spares, 0, parallel.tensor);
   check_count(config, "parallel.nonuniform.num_reduced_tp_dp_ranks", nonuniform.num_reduced_tp_dp_ranks, 0,
               parallel.data);
@@ -151,6 +147,15 @@ std::set<int> failed_slots(const Config& config, int launched, std::span<const H
     failed.insert(slot ? *slot : launched_slot(config, entry, launched, hosts));
   }
   return failed;
+}
+
+void check_tp_base(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const int base = parallel.nonuniform.tp_base;
+  if (base == 0 || base == parallel.tensor) return;
+  refuse(config, {"parallel.nonuniform.tp_base", "parallel.tensor"},
+         format("parallel.nonuniform.tp_base = {} is not parallel.tensor = {}", base, parallel.tensor),
+         format("both are the tensor ranks of a whole replica: set parallel.tensor: {}, or remove tp_base", base));
 }
 
 }  // namespace invar

@@ -14,4 +14,7 @@ namespace invar {
 // Error{kConfig} for an entry that names no slot and no launched host.
 std::set<int> failed_slots(const Config& config, int launched, std::span<const HostSlot> hosts);
 
+// tp_base, if it is given, is parallel.tensor.
+void check_tp_base(const Config& config);
+
 }  // namespace invar

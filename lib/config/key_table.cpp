@@ -98,7 +98,8 @@ constexpr Key kKeys[] = {
     {"parallel.nonuniform", "tp_base", at<&C::parallel, &P::nonuniform, &N::tp_base>,
      "with the three below instead of failed, as in Megatron-LM: parallel.tensor", kAuto},
     {"parallel.nonuniform", "tp_spares", at<&C::parallel, &P::nonuniform, &N::tp_spares>,
-     "slots that a reduced replica lacks, at most: the last ones, where non_active_ranks_per_dp names no others"},
+     "slots that a reduced replica lacks, at most: the last ones, where non_active_ranks_per_dp names no others; 0: "
+     "off"},
     {"parallel.nonuniform", "num_reduced_tp_dp_ranks", at<&C::parallel, &P::nonuniform, &N::num_reduced_tp_dp_ranks>,
      "reduced replicas, the first ones"},
     {"parallel.nonuniform", "non_active_ranks_per_dp", at<&C::parallel, &P::nonuniform, &N::non_active_ranks_per_dp>,

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kFailedKey = "parallel.nonuniform.failed";
 constexpr std::string_view kWidthsKey = "parallel.nonuniform.tensor_widths";
 
-bool has_lists(const NonuniformConfig& nonuniform) {
+bool gives_lists(const NonuniformConfig& nonuniform) {
   const NonuniformConfig defaults;
   return nonuniform.tp_base != defaults.tp_base || nonuniform.tp_spares != defaults.tp_spares ||
          nonuniform.num_reduced_tp_dp_ranks != defaults.num_reduced_tp_dp_ranks ||
@@ -220,7 +220,7 @@ uint64_t ReplicaPlan::hash() const {
 
 bool has_nonuniform(const Config& config) {
   const NonuniformConfig& nonuniform = config.parallel.nonuniform;
-  return !nonuniform.failed.empty() || !nonuniform.tensor_widths.empty() || has_lists(nonuniform);
+  return !nonuniform.failed.empty() || !nonuniform.tensor_widths.empty() || nonuniform.tp_spares != 0;
 }
 
 int grid_replicas(const Config& config, const ReplicaPlan& plan) {
@@ -273,7 +273,7 @@ ReplicaPlan plan_replicas(const Config& config, int launched, std::span<const Ho
   if (!has_nonuniform(config)) return plan_grid(config, launched);
   const NonuniformConfig& nonuniform = config.parallel.nonuniform;
   const int forms = (nonuniform.failed.empty() ? 0 : 1) + (nonuniform.tensor_widths.empty() ? 0 : 1) +
-                    (has_lists(nonuniform) ? 1 : 0);
+                    (gives_lists(nonuniform) ? 1 : 0);
   if (forms > 1) {
     refuse(config, {kWidthsKey, kFailedKey},
            "parallel.nonuniform.failed, tensor_widths and Megatron-LM's tp_spares are three ways to say what is lost",

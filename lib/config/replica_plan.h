@@ -45,7 +45,8 @@ struct HostSlot {
   int local_rank = 0;  // its number among the ranks of the host, which take the GPUs in turn
 };
 
-// The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures.
+// The config has parallel.nonuniform.failed, tensor_widths, or Megatron-LM's form of failures, which tp_spares: 0 turns
+// off.
 bool has_nonuniform(const Config& config);
 
 // Of the whole grid: replicas, and samples of a step.

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "config/contract.h"
+#include "config/failed_slots.h"
 #include "config/refuse.h"
 #include "config/resolved.h"
 #include "config/suggest.h"
@@ -262,6 +263,8 @@ void check_nonuniform(const Config& config, int launched, std::span<const HostSl
 }
 
 void check_uniform(const Config& config, int launched) {
+  check_tp_base(config);
+  refuse_if_set(config, "parallel.nonuniform.non_active_ranks_per_dp", "with parallel.nonuniform.tp_spares: 0");
   for (const std::string_view key : {"min_tensor", "batch", "speeds"}) {
     refuse_if_set(config, format("parallel.nonuniform.{}", key), "without failed or tensor_widths beside it");
   }

@@ -147,13 +147,39 @@ TEST_CASE("lists of failed slots that say nothing are refused") {
   refuses_plan(listed(8, 2, 1, 3), 16, "num_reduced_tp_dp_ranks = 3 must be 0 to 2", "at most 2");
   Config config = listed(8, 2, 1, 1);
   config.parallel.nonuniform.tp_base = 4;
-  refuses_plan(config, 16, "tp_base = 4 is not parallel.tensor = 8", "set both");
+  refuses_plan(config, 16, "tp_base = 4 is not parallel.tensor = 8", "set parallel.tensor: 4, or remove tp_base");
   config = listed(8, 2, 1, 1);
   config.parallel.nonuniform.failed = {"dp0.tp1"};
+  refuses_plan(config, 16, "three ways", "keep one");
+  config = grid(8, 2, {"dp0.tp1"});
+  config.parallel.nonuniform.tp_base = 8;
   refuses_plan(config, 16, "three ways", "keep one");
   config = widths(8, {8, 7});
   config.parallel.nonuniform.failed = {"dp0.tp1"};
   refuses_plan(config, 15, "three ways", "keep one");
+}
+
+TEST_CASE("tp_spares: 0 turns Megatron-LM's form off") {
+  const auto off = [](auto... more) {
+    return [=](Config& c) {
+      c.parallel.tensor = c.parallel.nonuniform.tp_base = 2;
+      c.parallel.nonuniform.num_reduced_tp_dp_ranks = 3;
+      (more(c), ...);
+    };
+  };
+  accepts(off());
+  accepts(off([](Config& c) { c.parallel.data = 2; }));
+  Config config = valid_config();
+  off()(config);
+  const ReplicaPlan plan = plan_replicas(config, 4);
+  CHECK(plan.widths == Widths{2, 2});
+  CHECK(is_whole_grid(config, plan));
+  refuses(off([](Config& c) { c.parallel.nonuniform.tp_base = 4; }), "tp_base = 4 is not parallel.tensor = 2",
+          "set parallel.tensor: 4, or remove tp_base");
+  refuses(off([](Config& c) {
+            c.parallel.nonuniform.non_active_ranks_per_dp = {{"0", {1}}};
+          }),
+          "non_active_ranks_per_dp = {\"0\": [1]} would be ignored with parallel.nonuniform.tp_spares: 0", "remove");
 }
 
 TEST_CASE("every pattern of failures leaves a sound plan") {
