@@ -35,7 +35,7 @@ TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<cons
     : plan_(plan_replicas(config, session.world().size(), hosts)),
       remarks_(plan_remarks(config, plan_)),
       world_(&session.world()) {
-  check_plan(plan_, session.world());
+  check_plan(config, plan_, session.world());
   if (!is_whole_grid(config, plan_)) {
     config.train.global_batch_size = plan_.batch();
     config.parallel.nonuniform.batch = BatchPolicy::kKeep;  // what this config says shrinks no further

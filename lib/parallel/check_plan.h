@@ -5,8 +5,9 @@
 
 namespace invar {
 
-// Collective: every rank of the job has the same plan, before anything is built by it. Otherwise Error{kConfig} on
-// every rank, which names the first one whose plan differs from that of rank 0.
-void check_plan(const ReplicaPlan& plan, Communicator& world);
+// Collective: every rank of the job has the same plan, and the same config as far as it says what ranks hold and send
+// each other, before anything is built by them. Otherwise Error{kConfig} on every rank, which names the first one that
+// differs from rank 0.
+void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& world);
 
 }  // namespace invar

@@ -5,7 +5,10 @@
 
 using namespace invar;
 
-TEST_CASE("ranks with one plan go on, others are named on every rank") {
+namespace {
+
+// What seven ranks are told, of which one has a config with something changed.
+void compare(int other, void (*change)(Config&), const std::string& expected) {
   Config config;
   config.parallel.tensor = 4;
   config.parallel.nonuniform.tensor_widths = {4, 3};
@@ -15,19 +18,40 @@ TEST_CASE("ranks with one plan go on, others are named on every rank") {
   config.model.head_dim = 16;
   config.train.sequence_length = 8;
   config.train.global_batch_size = 8;
-  for (const int other : {-1, 0, 2, 6}) {
-    run_thread_ranks(7, [&](Communicator& world) {
-      Config own = config;
-      if (world.rank() == other) own.train.global_batch_size = 9;
-      std::string message;
-      try {
-        check_plan(plan_replicas(own, 7), world);
-      } catch (const Error& error) {
-        message = error.what();
-      }
-      const std::string expected =
-          other < 0 ? "" : format("rank {} plans other replicas than rank 0", other == 0 ? 1 : other);
-      CHECK(message == expected);
-    });
-  }
+  run_thread_ranks(7, [&](Communicator& world) {
+    Config own = config;
+    if (world.rank() == other) change(own);
+    std::string message;
+    try {
+      check_plan(own, plan_replicas(own, 7), world);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    CHECK(message == expected);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("ranks with one plan go on, others are named on every rank") {
+  const auto more_samples = [](Config& c) { c.train.global_batch_size = 9; };
+  compare(-1, more_samples, "");
+  compare(0, more_samples, "rank 1 plans other replicas than rank 0");
+  compare(2, more_samples, "rank 2 plans other replicas than rank 0");
+  compare(6, more_samples, "rank 6 plans other replicas than rank 0");
+}
+
+TEST_CASE("ranks with one plan of other models are named too") {
+  const std::vector<void (*)(Config&)> changes = {
+      [](Config& c) { c.model.intermediate_size = 96; }, [](Config& c) { c.model.num_hidden_layers = 2; },
+      [](Config& c) { c.model.head_dim = 32; },          [](Config& c) { c.numerics.leaves = 4; },
+      [](Config& c) { c.parallel.sequence = true; },     [](Config& c) { c.train.sequence_length = 16; },
+  };
+  const std::string expected =
+      "rank 3 has another model, parallel, numerics or train section of the config than rank 0";
+  for (const auto change : changes) compare(3, change, expected);
+  compare(
+      3, [](Config& c) { c.model.hf_path = "/local/copy"; }, "");
+  compare(
+      3, [](Config& c) { c.log.dir = "/local/log"; }, "");
 }
