@@ -18,11 +18,24 @@ std::string run(Range held) {
   return format("{}-{}", held.begin, held.end - 1);
 }
 
-std::string units_of(const Config& config, int width, int tensor_rank) {
+struct Held {
+  const char* name;
+  Range units;
+};
+
+// Of every kind that the model has.
+std::vector<Held> units_of(const Config& config, int width, int tensor_rank) {
   const ModelConfig& model = config.model;
-  return format("{:<9} {:<11} {}", run(held_heads(config, model.num_key_value_heads, width, tensor_rank).kv_heads),
-                run(held_units(config, ffn_blocks(model.intermediate_size), width, tensor_rank)),
-                run(held_units(config, vocab_units(model.vocab_size), width, tensor_rank)));
+  const auto heads = [&](int64_t kv_heads) { return held_heads(config, kv_heads, width, tensor_rank).kv_heads; };
+  const auto units = [&](int64_t all) { return held_units(config, all, width, tensor_rank); };
+  std::vector<Held> held = {{"KV groups", heads(model.num_key_value_heads)}};
+  if (const int64_t full = model.num_global_key_value_heads; full > 0) held.push_back({"of full layers", heads(full)});
+  held.push_back({"FFN blocks ", units(ffn_blocks(model.intermediate_size))});
+  if (const int64_t inputs = model.hidden_size_per_layer_input; inputs > 0) {
+    held.push_back({"per-layer blocks", units(per_layer_blocks(inputs))});
+  }
+  held.push_back({"vocabulary units", units(vocab_units(model.vocab_size))});
+  return held;
 }
 
 std::string row_of(const Config& config, const ReplicaPlan& plan, size_t rank, std::span<const HostSlot> hosts) {
@@ -34,8 +47,13 @@ std::string row_of(const Config& config, const ReplicaPlan& plan, size_t rank, s
   const std::string start = format("{:>5}  {:<16} {:>3}  {:<12}", rank, host, gpu, slot);
   if (place.replica < 0) return format("{} {}", start, in_grid ? "idle" : "spare");
   const auto replica = static_cast<size_t>(place.replica);
-  return format("{} {:<6} {:>7} {:>6} {:>7}  {}", start, "train", replica, place.tensor_rank, plan.samples[replica],
-                units_of(config, plan.widths[replica], place.tensor_rank));
+  std::string row =
+      format("{} {:<6} {:>7} {:>6} {:>7} ", start, "train", replica, place.tensor_rank, plan.samples[replica]);
+  for (const Held& held : units_of(config, plan.widths[replica], place.tensor_rank)) {
+    row += format(" {:<{}}", run(held.units), std::string_view(held.name).size());
+  }
+  row.erase(row.find_last_not_of(' ') + 1);
+  return row;
 }
 
 // Bytes of the rank that has most of them.
@@ -97,8 +115,10 @@ void print_costs(const std::string& name, const std::array<std::optional<double>
 void print_replicas(const Config& config, const ReplicaPlan& plan, std::span<const HostSlot> hosts) {
   print_line("");
   for (const std::string& remark : plan_remarks(config, plan)) print_line(remark);
-  print_line(format("{:>5}  {:<16} {:>3}  {:<12} {:<6} {:>7} {:>6} {:>7}  {:<9} {:<11} {}", "rank", "host", "gpu",
-                    "slot", "role", "replica", "tensor", "samples", "KV groups", "FFN blocks", "vocabulary units"));
+  std::string header = format("{:>5}  {:<16} {:>3}  {:<12} {:<6} {:>7} {:>6} {:>7} ", "rank", "host", "gpu", "slot",
+                              "role", "replica", "tensor", "samples");
+  for (const Held& held : units_of(config, 1, 0)) header += format(" {}", held.name);
+  print_line(header);
   constexpr size_t kShown = 512;
   for (size_t rank = 0; rank < std::min(kShown, plan.places.size()); ++rank) {
     print_line(row_of(config, plan, rank, hosts));

@@ -190,6 +190,17 @@ class Plan(JobTest):
         self.assertGreater(whole, 100)
         self.assertEqual(alone, 0)
 
+    def test_the_units_of_every_kind_of_layer(self):
+        for model, more, expected in (("gemma4_e4b", ["per-layer blocks"], {"per-layer blocks": "0-2"}),
+                                      ("gemma4_12b", ["of full layers"], {"of full layers": "0-0"})):
+            out = self.plan(ROOT / "configs" / f"{model}.yaml", 7, "device=cpu", "parallel.tensor=4", "parallel.data=2",
+                            "parallel.nonuniform.failed=[dp1.tp0]").stdout
+            header, row = re.search(r"^( rank  host .*)\n(?:.*\n){4}( +4  .*)$", out, re.M).groups()
+            columns = {name: row[header.index(name):].split()[0] for name in [*more, "KV groups", "FFN blocks", "vocabulary units"]}
+            self.assertEqual({name: columns[name] for name in more}, expected, out)
+            self.assertRegex(columns["vocabulary units"], r"^0-\d+$")
+            self.assertNotIn("of full layers" if "per-layer blocks" in more else "per-layer blocks", header)
+
     def test_a_plan_is_compared_with_leaving_damaged_replicas_out(self):
         config = ROOT / "configs" / "qwen3_0.6b.yaml"
         grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=15", "parallel.tensor=3", "parallel.data=3"]
