@@ -1,5 +1,8 @@
 #include "parallel/check_plan.h"
 
+#include <algorithm>
+#include <array>
+
 #include "config/key_table.h"
 #include "core/error.h"
 #include "core/philox.h"
@@ -7,34 +10,60 @@
 namespace invar {
 namespace {
 
-// Where the model came from may differ, and who is lost is the plan's.
+// Where things lie may differ from host to host.
+constexpr std::array<std::string_view, 9> kPlaces = {
+    "model.preset",   "model.hf_path",         "data.path",         "data.blend", "data.cache_dir",
+    "checkpoint.dir", "checkpoint.export_dir", "checkpoint.resume", "log.dir"};
+
+// Who is lost is the plan's, how to wait each rank's own.
 bool is_common(const Key& key) {
-  if (key.section == "model") return key.name != "preset" && key.name != "hf_path";
-  return key.section == "parallel" || key.section == "numerics" || key.section == "train";
+  return key.section != "parallel.nonuniform" && key.section != "comm" &&
+         std::ranges::find(kPlaces, key.full_name()) == kPlaces.end();
 }
 
-uint64_t hash_of(const Config& config) {
-  std::string text;
+std::vector<const Key*> common_keys() {
+  std::vector<const Key*> keys;
   for (const Key& key : key_table()) {
-    if (is_common(key)) text += format("{}: {}\n", key.full_name(), print(key, config));
+    if (is_common(key)) keys.push_back(&key);
   }
-  return hash_name(text);
+  return keys;
 }
 
-void check_equal(uint64_t hash, std::string_view differs, const std::string& hint, Communicator& world) {
-  const auto own = static_cast<int64_t>(hash);
-  const int64_t first = all_reduce_value(world, world.rank() == 0 ? own : 0, ReduceOp::kSum);
-  const int64_t rank = all_reduce_value(world, int64_t{own == first ? world.size() : world.rank()}, ReduceOp::kMin);
-  if (rank != world.size()) throw Error(ErrorKind::kConfig, format("rank {} {} rank 0", rank, differs), hint);
+// Index and rank of the first of `values` in which a rank differs from rank 0.
+struct Difference {
+  int64_t index;
+  int64_t rank;
+};
+std::optional<Difference> first_difference(const std::vector<uint64_t>& values, Communicator& world) {
+  std::vector<int64_t> first(values.size());
+  if (world.rank() == 0)
+    std::ranges::transform(values, first.begin(), [](uint64_t v) { return static_cast<int64_t>(v); });
+  world.all_reduce(Stream(DeviceType::kCpu), view_of(first), ReduceOp::kSum);
+  const auto none = std::ssize(values);
+  int64_t own = 0;
+  while (own < none && static_cast<uint64_t>(first[static_cast<size_t>(own)]) == values[static_cast<size_t>(own)])
+    ++own;
+  const int64_t index = all_reduce_value(world, own, ReduceOp::kMin);
+  if (index == none) return std::nullopt;
+  return Difference{index,
+                    all_reduce_value(world, int64_t{own == index ? world.rank() : world.size()}, ReduceOp::kMin)};
 }
 
 }  // namespace
 
 void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& world) {
-  check_equal(plan.hash(), "plans other replicas than",
-              "give every rank the same config, with the same parallel.nonuniform", world);
-  check_equal(hash_of(config), "has another model, parallel, numerics or train section of the config than",
-              "give every rank the same config", world);
+  if (const auto found = first_difference({plan.hash()}, world)) {
+    throw Error(ErrorKind::kConfig, format("rank {} plans other replicas than rank 0", found->rank),
+                "give every rank the same config, with the same parallel.nonuniform");
+  }
+  const std::vector<const Key*> keys = common_keys();
+  std::vector<uint64_t> values;
+  for (const Key* key : keys) values.push_back(hash_name(print(*key, config)));
+  if (const auto found = first_difference(values, world)) {
+    const Key& key = *keys[static_cast<size_t>(found->index)];
+    throw Error(ErrorKind::kConfig, format("rank {} has another {} than rank 0", found->rank, key.full_name()),
+                format("give every rank the same config; here {} = {}", key.full_name(), print(key, config)));
+  }
 }
 
 }  // namespace invar

@@ -5,9 +5,8 @@
 
 namespace invar {
 
-// Collective: every rank of the job has the same plan, and the same config as far as it says what ranks hold and send
-// each other, before anything is built by them. Otherwise Error{kConfig} on every rank, which names the first one that
-// differs from rank 0.
+// Collective: every rank of the job has the same plan and the same config but for paths and comm.*, before anything is
+// built by them. Otherwise Error{kConfig} on every rank, which names the first key and rank that differ from rank 0.
 void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& world);
 
 }  // namespace invar

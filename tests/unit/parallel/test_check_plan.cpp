@@ -41,17 +41,23 @@ TEST_CASE("ranks with one plan go on, others are named on every rank") {
   compare(6, more_samples, "rank 6 plans other replicas than rank 0");
 }
 
-TEST_CASE("ranks with one plan of other models are named too") {
-  const std::vector<void (*)(Config&)> changes = {
-      [](Config& c) { c.model.intermediate_size = 96; }, [](Config& c) { c.model.num_hidden_layers = 2; },
-      [](Config& c) { c.model.head_dim = 32; },          [](Config& c) { c.numerics.leaves = 4; },
-      [](Config& c) { c.parallel.sequence = true; },     [](Config& c) { c.train.sequence_length = 16; },
+TEST_CASE("ranks with one plan and other values of a key are named, with the first such key") {
+  const std::vector<std::pair<std::string, void (*)(Config&)>> changes = {
+      {"model.intermediate_size", [](Config& c) { c.model.intermediate_size = 96; }},
+      {"model.num_hidden_layers", [](Config& c) { c.model.num_hidden_layers = 2, c.train.seed = 5; }},
+      {"model.head_dim", [](Config& c) { c.model.head_dim = 32; }},
+      {"numerics.leaves", [](Config& c) { c.numerics.leaves = 4; }},
+      {"parallel.sequence", [](Config& c) { c.parallel.sequence = true; }},
+      {"parallel.bucket_size", [](Config& c) { c.parallel.bucket_size = 2000; }},
+      {"train.sequence_length", [](Config& c) { c.train.sequence_length = 16; }},
+      {"optimizer.lr", [](Config& c) { c.optimizer.lr = 1; }},
+      {"checkpoint.every", [](Config& c) { c.checkpoint.every = 3; }},
   };
-  const std::string expected =
-      "rank 3 has another model, parallel, numerics or train section of the config than rank 0";
-  for (const auto change : changes) compare(3, change, expected);
-  compare(
-      3, [](Config& c) { c.model.hf_path = "/local/copy"; }, "");
-  compare(
-      3, [](Config& c) { c.log.dir = "/local/log"; }, "");
+  for (const auto& [key, change] : changes) compare(3, change, "rank 3 has another " + key + " than rank 0");
+  const auto elsewhere = [](Config& c) {
+    c.model.hf_path = "/local/copy";
+    c.data.path = "/local/tokens";
+    c.log.dir = "/local/log";
+  };
+  compare(3, elsewhere, "");
 }
