@@ -22,18 +22,47 @@ int64_t nearest_row(const ParameterTable& table, const SharedBlock& block, int64
   return block.elements;
 }
 
-// In proportion to the shares.
-void cut(const ParameterTable& table, std::span<const int> shares, SharedBlock& block) {
-  const int64_t all = std::reduce(shares.begin(), shares.end());
-  int64_t given = 0;
-  int64_t previous = 0;
-  for (const int share : shares) {
-    given += share;
-    const int64_t end = given == all ? block.elements : nearest_row(table, block, block.elements * given / all);
-    block.counts.push_back(std::max(end, previous) - previous);
-    previous = std::max(end, previous);
+// Cuts blocks in turn, in proportion to the shares of the replicas: what an owner gets of one beyond its share, as rows
+// stay whole, it does without in the next ones.
+class BlockCutter {
+ public:
+  BlockCutter(const ParameterTable& table, std::span<const int> shares, int owners)
+      : table_(table), shares_before_{0}, owed_(static_cast<size_t>(owners), 0) {
+    for (const int share : shares) shares_before_.push_back(shares_before_.back() + share);
   }
-}
+
+  void cut(SharedBlock& block) {
+    const size_t replicas = shares_before_.size() - 1;
+    int64_t owed = 0;
+    for (size_t replica = 0; replica < replicas; ++replica) {
+      owed_to(block, replica) += first_shares(block.elements, replica + 1) - first_shares(block.elements, replica);
+      owed += owed_to(block, replica);
+    }
+    const int64_t left_owed = owed - block.elements;  // after this block, to all its owners in proportion
+    owed = 0;
+    int64_t begin = 0;
+    for (size_t replica = 0; replica < replicas; ++replica) {
+      owed += owed_to(block, replica);
+      const int64_t target = std::max(owed - first_shares(left_owed, replica + 1), begin);
+      const int64_t end = std::max(nearest_row(table_, block, target), begin);
+      block.counts.push_back(end - begin);
+      owed_to(block, replica) -= block.counts.back();
+      begin = end;
+    }
+  }
+
+ private:
+  int64_t first_shares(int64_t elements, size_t replicas) const {
+    return elements * shares_before_[replicas] / shares_before_.back();
+  }
+  int64_t& owed_to(const SharedBlock& block, size_t replica) {
+    return owed_[block.holders.empty() ? replica : static_cast<size_t>(block.holders[replica].world_rank)];
+  }
+
+  const ParameterTable& table_;
+  std::vector<int64_t> shares_before_;  // each replica, and behind the last one
+  std::vector<int64_t> owed_;           // elements, to each owner
+};
 
 int64_t padded_end(const Weight& weight) {
   return round_up(weight.elements().end, ParameterTable::kAlignment);
@@ -58,7 +87,8 @@ RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int data_
       if (!bucket.elements.contains(weight.offset)) continue;
       block.parts.push_back({id, weight.offset - bucket.elements.begin, weight.elements().size()});
     }
-    cut(table, shares, block);
+    // Each by itself, so that tensor ranks with unequal shards cut their copies alike.
+    BlockCutter(table, shares, data_size).cut(block);
     bucket.blocks.push_back(std::move(block));
   }
 }
@@ -73,8 +103,9 @@ RowOwnership::RowOwnership(const Topology& topology, std::span<const ParameterTa
   }
   std::vector<int> shares;
   for (int replica = 0; replica < topology.data; ++replica) shares.push_back(topology.width(replica));
+  BlockCutter cutter(own, shares, topology.world());
   for (Bucket& bucket : buckets_) {
-    for (SharedBlock& block : bucket.blocks) cut(own, shares, block);
+    for (SharedBlock& block : bucket.blocks) cutter.cut(block);
   }
 }
 

@@ -32,7 +32,8 @@ struct SharedBlock {
 // Who owns which rows of the flat buffers among the ranks that hold the same (ZeRO-1), as one rank sees it. The buffers
 // are cut into buckets of whole weights, the same on all ranks; replicated weights have buckets of their own, the first
 // ones. A bucket is one block if the replicas are of one width; else as many as the cuts of all replicas together make.
-// A block is cut, at row boundaries, into a contiguous piece for each replica in proportion to its ranks.
+// A block is cut, at row boundaries, into a contiguous piece for each replica in proportion to its ranks; where there
+// are many, a rank has its share of all of them to about a row.
 class RowOwnership {
  public:
   // bucket_elements: of the logical tensors, so that all ranks of a tensor-parallel group cut after the same weights,
