@@ -86,7 +86,7 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
     throw Error(ErrorKind::kData, format("{}: the latest checkpoint changed meanwhile", arguments.path),
                 "try again, or name one checkpoint");
   }
-  const Topology topology = ranks.topology();
+  const Topology topology = training_topology(config, ranks.plan());
   const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);
   TrainState state(config, groups, device.stream,

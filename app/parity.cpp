@@ -76,7 +76,7 @@ void print_table(const AgreementTable& table) {
 
 AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world,
                        const Stream& stream) {
-  const Topology topology = topology_of(plan_replicas(config, world.size()));
+  const Topology topology = training_topology(config, plan_replicas(config, world.size()));
   return compare_with_reference(reference, config, make_process_groups(world, topology), stream);
 }
 

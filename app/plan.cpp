@@ -136,9 +136,9 @@ void print_plan(const PlanArguments& arguments, std::span<const HostSlot> hosts)
   const Config given = load_config(arguments.config, arguments.overrides);
   validate(given, arguments.world, hosts);
   const ReplicaPlan plan = plan_replicas(given, arguments.world, hosts);
-  const Topology grid = topology_of(plan);
   Config config = given;
   config.train.global_batch_size = plan.batch();
+  const Topology grid = training_topology(config, plan);
   const bool as_launched = plan.training_ranks() == arguments.world && is_whole_grid(given, plan);
   print_summary(config, grid);
   const std::vector<int> launched = plan.training_order();

@@ -63,7 +63,7 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
     config.parallel.nonuniform.batch = BatchPolicy::kKeep;
   }
   const RankDevice device = open_device(config, session, session.world());
-  const Topology topology = topology_of(plan);
+  const Topology topology = training_topology(config, plan);
   const std::unique_ptr<Communicator> world = make_fake_communicator(0, topology.world(), "world");
   const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(make_fake_communicator));
   Log log(0, config.log.dir);
@@ -97,13 +97,13 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     const std::string dir = checkpoint_dir(config);
     if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
   });
-  const Topology topology = ranks.topology();
+  const Topology topology = training_topology(config, ranks.plan());
   const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);
 
   const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
   std::unique_ptr<ReplicaWork> work;
-  if (!topology.uniform()) work = std::make_unique<ReplicaWork>(given, ranks.plan());
+  if (!ranks.plan().uniform()) work = std::make_unique<ReplicaWork>(given, ranks.plan());
   std::unique_ptr<Trainer> trainer;
   std::optional<Log> log;
   together(world, [&] {

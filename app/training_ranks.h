@@ -24,7 +24,6 @@ class TrainingRanks {
   const std::vector<std::string>& remarks() const { return remarks_; }  // plan_remarks()
   bool idle() const { return world_ == nullptr; }                       // this rank
   Communicator& world() { return *world_; }                             // of those that compute
-  Topology topology() const { return topology_of(plan_); }
   // At the end of a job in which some ranks are idle: those sleep until the others come. Returns 0.
   int wait_for_the_others(MpiSession& session) const;
 

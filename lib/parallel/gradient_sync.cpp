@@ -69,7 +69,7 @@ GradientSync::GradientSync(const ParameterTable& table, const RowOwnership& owne
     if (parameter.partial_gradient) add_copies(&BucketState::partial, parameter.replicas, elements);
     if (may_drift && parameter.trained) add_copies(&BucketState::equal, parameter.replicas, elements);
   });
-  if (may_drift) refuse_unequal_cuts(*groups.world);
+  if (may_drift) check_equal_cuts(*groups.world);
 }
 
 // Joins neighbours of one bucket, the padding between weights too.
@@ -95,7 +95,7 @@ Range GradientSync::own_part(size_t bucket, Range elements) const {
 }
 
 // Copies are made equal by the ranks that own the same part of each.
-void GradientSync::refuse_unequal_cuts(Communicator& world) const {
+void GradientSync::check_equal_cuts(Communicator& world) const {
   int64_t unequal = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (const Copies& copies : buckets_[b].equal) {
@@ -107,13 +107,8 @@ void GradientSync::refuse_unequal_cuts(Communicator& world) const {
       }
     }
   }
-  if (all_reduce_value(world, unequal, ReduceOp::kMax) == 0) return;
-  throw Error(
-      ErrorKind::kConfig,
-      format("parallel.uneven with more tensor ranks than KV heads and {} data ranks on GPUs: the sums over data "
-             "ranks would let the copies of a KV head drift apart",
-             data_.size()),
-      "use a parallel.tensor that divides evenly, at most two data ranks, or device: cpu");
+  INVAR_CHECK(all_reduce_value(world, unequal, ReduceOp::kMax) == 0,
+              "the sums over {} data ranks would let copies of rows drift apart", data_.size());
 }
 
 void GradientSync::begin_last_micro_batch() {

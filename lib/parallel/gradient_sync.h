@@ -18,7 +18,8 @@ namespace invar {
 class GradientSync {
  public:
   // `order`: of the sums over data-parallel ranks; null: any. In fixed order `staging` is where others' terms arrive.
-  // Collective over the world. Error{kConfig}: copies of rows that sums in any order would let drift apart.
+  // Collective over the world. Error{kFault}: copies of rows that sums in any order would let drift apart, as their
+  // owners differ (training_topology).
   GradientSync(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups,
                const Stream& stream, const WorkerOrder* order, Arena& staging);
 
@@ -59,7 +60,7 @@ class GradientSync {
     std::vector<Sum> sums;
   };
   void add_copies(std::vector<Copies> BucketState::*kind, Communicator* group, Range elements);
-  void refuse_unequal_cuts(Communicator& world) const;
+  void check_equal_cuts(Communicator& world) const;
   Range own_part(size_t bucket, Range elements) const;
   void sum(size_t bucket);
   void sum_in_order(size_t bucket);

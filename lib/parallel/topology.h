@@ -17,7 +17,8 @@ namespace invar {
 struct Topology {
   int tensor = 1;  // ranks of a replica, of the widest one if they differ
   int data = 1;
-  std::vector<int> widths{};       // nonuniform: tensor ranks of each replica; else empty
+  // Nonuniform, where a row has one owner among all ranks: tensor ranks of each replica; else empty.
+  std::vector<int> widths{};
   std::vector<int64_t> samples{};  // nonuniform: of a step, of each replica; else empty, and all have as many
 
   bool uniform() const { return widths.empty(); }
@@ -34,7 +35,7 @@ struct Topology {
   std::string describe(bool sequence_parallel) const;
 };
 
-// Of the ranks that train; uniform if their replicas are alike.
+// Uniform if the replicas are alike.
 Topology topology_of(const ReplicaPlan& plan);
 
 // Forms groups out of a communicator. Every rank knows every rank's color, so a rank without peers can form them too.

@@ -121,6 +121,11 @@ class TrainState {
   Tensor document_starts_;  // undefined without data.reset_at_eod
 };
 
+// The grid of the ranks that train. Of replicas of one width it is uniform, unless their tensor ranks are so unequal
+// that the owners of copies of a row, each of which adds its terms in an order of its own, would let them drift apart:
+// then a row has one owner, as among replicas of unequal widths. config: with the plan's batch. Not collective.
+Topology training_topology(const Config& config, const ReplicaPlan& plan);
+
 // What a rank needs on a device of the given kind, found by running one step of the real code on meta tensors.
 // `traffic`, if given, receives what the rank sends in one micro-step and the step's end. Not collective.
 MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,

@@ -3,7 +3,7 @@ that go on with fewer ranks and come back, to the bit."""
 import re
 import unittest
 
-from invar_job import JobTest, read_lines
+from invar_job import MODEL, JobTest, read_lines
 
 USAGE = 2
 GRID = ["parallel.tensor=4", "parallel.data=2"]
@@ -94,6 +94,19 @@ class Nonuniform(JobTest):
         self.train("equal", "parallel.data=2", ranks=2)
         self.assertEqual(set(read_lines(self.folder / "equal" / "metrics.jsonl")[0]), set(lines[0]) - {"replica_seconds"})
         self.assertNotIn("speeds=", self.log("equal"))
+
+    def test_replicas_that_lost_as_many_ranks_share_rows_as_unequal_ones_do(self):
+        self.config(model={**MODEL, "num_hidden_layers": 4, "num_key_value_heads": 2}, numerics={"precision": "fp32"},
+                    train={"steps": 3, "global_batch_size": 6})
+        self.train("whole")
+        self.train("damaged", "parallel.tensor=4", "parallel.data=3", "parallel.nonuniform.failed=[dp0.tp0, dp1.tp3, dp2.tp1]",
+                   ranks=9)
+        self.assertIn("9 ranks: tensor 3, 3, 3 x data 3", self.log("damaged"))
+        whole, damaged = (read_lines(self.folder / run / "metrics.jsonl") for run in ("whole", "damaged"))
+        self.assertEqual(len(damaged), 3)
+        for one, other in zip(whole, damaged):
+            self.assertAlmostEqual(one["loss"], other["loss"], delta=1e-4)
+            self.assertNotIn("replica_seconds", other)
 
     def test_faults_are_refused(self):
         self.recipe()

@@ -95,9 +95,15 @@ std::string kind_of(const std::string& name) {
   return name;
 }
 
-Copies train(Precision precision, Sums sums) {
+// With rows of one owner each where it takes that.
+Topology training_layout() {
+  const Topology layout = layout_of(mpi_session().world().size());
+  const Config config = model_of(Precision::kF32, layout);
+  return training_topology(config, plan_replicas(config, layout.world()));
+}
+
+Copies train(Precision precision, Sums sums, const Topology& layout) {
   Communicator& world = mpi_session().world();
-  const Topology layout = layout_of(world.size());
   const Config config = model_of(precision, layout);
   ProcessGroups groups = make_process_groups(world, layout);
   if (sums != Sums::kByRank) {
@@ -127,7 +133,7 @@ int64_t differing_on_any_rank(const Copies& copies) {
 TEST_CASE("copies of a weight stay equal to the bit") {
   Communicator& world = mpi_session().world();
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    const Copies copies = train(precision, Sums::kByRank);
+    const Copies copies = train(precision, Sums::kByRank, layout_of(world.size()));
     const bool holds_kv_copy = copies.differing.contains("k_proj");
     CHECK(copies.differing.contains("norm"));
     CHECK(copies.differing.contains("v_proj") == holds_kv_copy);
@@ -143,20 +149,19 @@ TEST_CASE("copies of a weight stay equal to the bit") {
 }
 
 TEST_CASE("a sum whose order depends on its owner would let the copies drift apart") {
-  const Copies copies = train(Precision::kF32, Sums::kRingUnknown);
+  const Topology layout = layout_of(mpi_session().world().size());
+  const Copies copies = train(Precision::kF32, Sums::kRingUnknown, layout);
   CHECK(copies.over_data == 0);
   // Two terms have one order, and the norms, in buckets of their own, one owner.
-  const Topology layout = layout_of(mpi_session().world().size());
   CHECK((differing_on_any_rank(copies) > 0) == (layout.data > 2 && layout.tensor > 3));
 }
 
-TEST_CASE("such sums are made equal, or refused where owners of copies differ") {
+TEST_CASE("such sums are made equal, or rows have one owner where those of copies would differ") {
   const Topology layout = layout_of(mpi_session().world().size());
-  if (layout.data > 2 && layout.tensor > 3) {
-    CHECK_THROWS_AS(train(Precision::kF32, Sums::kRing), Error);
-    return;
-  }
-  const Copies copies = train(Precision::kF32, Sums::kRing);
+  const Topology training = training_layout();
+  CHECK(training.uniform() == !(layout.data > 2 && layout.tensor > 3));
+  if (!training.uniform()) CHECK_THROWS_AS(train(Precision::kF32, Sums::kRing, layout), Error);
+  const Copies copies = train(Precision::kF32, Sums::kRing, training);
   CHECK(copies.over_data == 0);
   CHECK(differing_on_any_rank(copies) == 0);
 }

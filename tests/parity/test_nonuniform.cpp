@@ -21,7 +21,7 @@ std::string describe(const Layout& layout) {
 }
 
 // Unequal widths, at the front and at the back, of two and three replicas; equal and unequal shares of 12 samples;
-// more ranks than KV heads in some replicas.
+// more ranks than KV heads in some replicas. And equal ones with copies of KV heads whose owners would differ.
 std::vector<Layout> unequal_layouts() {
   return {nonuniform({2, 1}, {6, 6}, false, 2),
           nonuniform({2, 1}, {8, 4}, true, 4),
@@ -31,7 +31,8 @@ std::vector<Layout> unequal_layouts() {
           nonuniform({3, 4}, {6, 6}, true, 1),
           nonuniform({4, 3, 2}, {4, 4, 4}, false, 4),
           nonuniform({4, 3, 2}, {6, 4, 2}, true, 2),
-          nonuniform({1, 6}, {2, 10}, true, 2)};
+          nonuniform({1, 6}, {2, 10}, true, 2),
+          nonuniform({4, 4, 4}, {4, 4, 4}, true, 2)};
 }
 
 std::vector<Layout> wide_layouts() {

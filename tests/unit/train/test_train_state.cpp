@@ -42,3 +42,29 @@ TEST_CASE("a rank's memory has room for the proofs of invariant numerics in bf16
   config.numerics.precision = Precision::kF32;
   CHECK(proofs(Reduction::kInvariant, DeviceType::kCuda) == 0);
 }
+
+TEST_CASE("rows have one owner among equal replicas too if owners of copies would differ") {
+  Config config = small_model(4);  // a cut falls into copies
+  config.parallel.tensor = 4;
+  const auto widths = [&](int data, int failed_slots) {
+    config.parallel.data = data;
+    config.parallel.nonuniform.failed.clear();
+    for (int replica = 0; replica < data; ++replica) {
+      for (int slot = 0; slot < failed_slots; ++slot) {
+        config.parallel.nonuniform.failed.push_back(format("dp{}.tp{}", replica, slot));
+      }
+    }
+    return training_topology(config, plan_replicas(config, data * (4 - failed_slots))).widths;
+  };
+  const std::vector<int> uniform;
+  CHECK(widths(3, 1) == std::vector<int>{3, 3, 3});  // two of three ranks hold the same KV head
+  CHECK(widths(2, 1) == uniform);                    // two terms have one sum
+  CHECK(widths(3, 0) == uniform);                    // equal shards
+  CHECK(widths(3, 2) == uniform);                    // no copies
+  config.parallel.bucket_size = 1;                   // copies in buckets without unequal shards
+  CHECK(widths(3, 1) == uniform);
+  config.parallel.bucket_size = Config().parallel.bucket_size;
+  config.numerics.reduction = Reduction::kInvariant;
+  config.numerics.workers = 3;
+  CHECK(widths(3, 1) == uniform);
+}
