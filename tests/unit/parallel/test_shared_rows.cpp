@@ -4,6 +4,7 @@
 
 #include "comm/thread_communicator.h"
 #include "parallel/gradient_sync.h"
+#include "parallel/shared_rows.h"
 #include "parallel/unit_partition.h"
 #include "support/rank_checks.h"
 
@@ -146,7 +147,59 @@ void fill_layers(ParameterTable& table, int width, int tensor_rank, int64_t cols
   table.allocate(values, gradients, DType::kF32);
 }
 
+// Units of a weight that a replica of `healthy` ranks shares with one of `reduced`: for each pair of ranks that share
+// some, in the order of the units.
+struct SharedUnits {
+  int64_t units;
+  int healthy, reduced;
+  std::vector<int64_t> of_pairs;
+};
+
+void check_shared_units(const SharedUnits& expected) {
+  constexpr int64_t kCols = 3;
+  const Topology topology{expected.healthy, 2, {expected.reduced, expected.healthy}, {}};
+  std::deque<ParameterTable> tables;
+  std::vector<const ParameterTable*> all;
+  for (int rank = 0; rank < topology.world(); ++rank) {
+    const int width = topology.width(topology.data_rank(rank));
+    const Range rows = split_units(expected.units, width)[static_cast<size_t>(topology.tensor_rank(rank))];
+    Parameter p;
+    p.name = "w";
+    p.shape = {expected.units, kCols};
+    p.runs = {{rows, 0}};
+    tables.emplace_back().add(weight("w", rows.size(), kCols, {p}));
+    Arena values("values", DeviceType::kMeta, 0), gradients("gradients", DeviceType::kMeta, 0);
+    tables.back().allocate(values, gradients, DType::kF32);
+    all.push_back(&tables.back());
+  }
+  std::vector<SharedBlock> blocks;
+  append_shared_rows(topology, all, 0, blocks);
+  std::vector<int64_t> of_pairs, of_rank(static_cast<size_t>(topology.world()));
+  for (const SharedBlock& block : blocks) {
+    of_pairs.push_back(block.elements / kCols);
+    for (const SharedBlock::Place& holder : block.holders) {
+      of_rank[static_cast<size_t>(holder.world_rank)] += block.elements / kCols;
+    }
+    CHECK(block.copies.empty());
+  }
+  CHECK(of_pairs == expected.of_pairs);
+  std::vector<int64_t> margins(static_cast<size_t>(expected.reduced), expected.units / expected.reduced);
+  margins.insert(margins.end(), static_cast<size_t>(expected.healthy), expected.units / expected.healthy);
+  CHECK(of_rank == margins);
+}
+
 }  // namespace
+
+// The sizes that Megatron-LM's map is known by. It moves units of the ranks beyond the reduced replica's to the others,
+// one by one in turn; here all ranks keep a contiguous run, so neighbours share units, with the same margins.
+TEST_CASE("units that replicas of two widths share") {
+  check_shared_units({24, 8, 6, {3, 1, 2, 2, 1, 3, 3, 1, 2, 2, 1, 3}});
+  check_shared_units({96, 8, 6, {12, 4, 8, 8, 4, 12, 12, 4, 8, 8, 4, 12}});
+  check_shared_units({48, 8, 6, {6, 2, 4, 4, 2, 6, 6, 2, 4, 4, 2, 6}});
+  check_shared_units({56, 8, 7, {7, 1, 6, 2, 5, 3, 4, 4, 3, 5, 2, 6, 1, 7}});
+  check_shared_units({32, 4, 2, {8, 8, 8, 8}});
+  check_shared_units({12, 4, 3, {3, 1, 2, 2, 1, 3}});
+}
 
 TEST_CASE("replicas of unequal widths: every row has one owner, in whole rows") {
   for (const Layout& layout : layouts()) {

@@ -1,8 +1,48 @@
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "comm/thread_communicator.h"
 #include "parallel/topology.h"
 #include "parallel/unit_partition.h"
-#include "support/catch.h"
+#include "support/rank_checks.h"
 
 using namespace invar;
+
+namespace {
+
+using Ranks = std::vector<int>;
+using Groups = std::set<Ranks>;  // of world ranks
+
+// World ranks of a group, in its order.
+Ranks members(Communicator& group, int world_rank) {
+  Ranks all(static_cast<size_t>(group.size()));
+  const auto ranks = [](int* values, int64_t count) { return Tensor(values, DType::kI32, DeviceType::kCpu, {count}); };
+  group.all_gather(Stream(DeviceType::kCpu), ranks(&world_rank, 1), ranks(all.data(), group.size()),
+                   equal_counts(group.size(), 1));
+  return all;
+}
+
+void check_groups(const Topology& topology, const Groups& tensor, const Groups& data) {
+  Groups found_tensor, found_data;
+  std::mutex mutex;
+  run_thread_ranks(topology.world(), [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, topology);
+    const Ranks own_tensor = members(*groups.tensor, world.rank());
+    const Ranks own_data = members(*groups.data, world.rank());
+    const Ranks exchange = groups.exchange ? members(*groups.exchange, world.rank()) : Ranks{};
+    Ranks everybody(topology.uniform() ? 0 : static_cast<size_t>(world.size()));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    CHECK(exchange == everybody);
+    const std::lock_guard turn(mutex);
+    found_tensor.insert(own_tensor);
+    found_data.insert(own_data);
+  });
+  CHECK(found_tensor == tensor);
+  CHECK(found_data == data);
+}
+
+}  // namespace
 
 TEST_CASE("unit runs are contiguous, complete and nearly equal") {
   for (int64_t units = 0; units <= 40; ++units) {
@@ -57,4 +97,14 @@ TEST_CASE("the rank grid has the tensor axis fastest") {
   CHECK(grid.world() == 8);
   CHECK(grid.tensor_rank(6) == 2);
   CHECK(grid.data_rank(6) == 1);
+}
+
+// Ranks that the narrowest replica lacks are in data groups of the wider ones alone; gradients take the exchange group,
+// in which everybody is.
+TEST_CASE("groups of replicas of unequal widths") {
+  check_groups({4, 2, {2, 4}, {}}, {{0, 1}, {2, 3, 4, 5}}, {{0, 2}, {1, 3}, {4}, {5}});
+  check_groups({8, 2, {4, 8}, {}}, {{0, 1, 2, 3}, {4, 5, 6, 7, 8, 9, 10, 11}},
+               {{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8}, {9}, {10}, {11}});
+  check_groups({3, 3, {3, 1, 2}, {}}, {{0, 1, 2}, {3}, {4, 5}}, {{0, 3, 4}, {1, 5}, {2}});
+  check_groups({2, 2}, {{0, 1}, {2, 3}}, {{0, 2}, {1, 3}});
 }
