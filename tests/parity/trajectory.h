@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -20,6 +21,7 @@ struct Trajectory {
   std::map<std::string, std::vector<float>> initial;    // logical tensors
   std::map<std::string, std::vector<float>> gradients;  // of the first step
   std::map<std::string, std::vector<float>> trained;
+  int64_t differing = 0;  // elements that some rank of any replica then holds with other bits
 };
 
 inline std::map<std::string, std::vector<float>> collect_all(const TrainState& state, const ProcessGroups& groups) {
@@ -59,6 +61,20 @@ inline std::map<std::string, std::vector<float>> collect_gradients(const TrainSt
   return all;
 }
 
+// Elements of this rank's values that do not have the bits of these logical tensors.
+inline int64_t count_differing(const TrainState& state, const std::map<std::string, std::vector<float>>& logical) {
+  int64_t differing = 0;
+  state.parameters().for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
+    const std::vector<float>& expected = logical.at(parameter.name);
+    std::vector<float> held = expected;
+    copy_run_to_logical(parameter, run, read_f32(state.stream(), state.parameters().flat_values(), elements), held);
+    for (size_t i = 0; i < held.size(); ++i) {
+      differing += std::bit_cast<uint32_t>(held[i]) != std::bit_cast<uint32_t>(expected[i]) ? 1 : 0;
+    }
+  });
+  return differing;
+}
+
 inline Trajectory train(Config config, const Layout& layout, const std::function<void(ProcessGroups&)>& prepare = {}) {
   use_layout(config, layout);
   Trajectory trajectory;
@@ -86,6 +102,9 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
     if (world.rank() == 0) {
       trajectory = {losses, norms, validation, std::move(initial), std::move(gradients), std::move(trained)};
     }
+    world.barrier();
+    const int64_t differing = all_reduce_value(world, count_differing(run.state, trajectory.trained), ReduceOp::kSum);
+    if (world.rank() == 0) trajectory.differing = differing;
   });
   return trajectory;
 }
