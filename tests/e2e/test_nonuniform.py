@@ -3,7 +3,7 @@ that go on with fewer ranks and come back, to the bit."""
 import re
 import unittest
 
-from invar_job import MODEL, JobTest, read_lines
+from invar_job import INVAR, MODEL, JobTest, read_lines
 
 USAGE = 2
 GRID = ["parallel.tensor=4", "parallel.data=2"]
@@ -122,6 +122,21 @@ class Nonuniform(JobTest):
             with self.subTest(arguments[-1]):
                 self.fail_with(USAGE, *texts, arguments=[*train, *arguments], ranks=ranks)
                 self.assertFalse((self.folder / "refused").exists())
+
+    def test_ranks_with_other_plans_are_told_before_they_wait_for_each_other(self):
+        self.recipe()
+        train = ["train", "run.yaml", "log.dir=refused", "parallel.tensor=2"]
+        one = "parallel.nonuniform.tensor_widths=[2, 1]"
+        differs = "plans other replicas than rank 0"
+        for other, text in (("parallel.nonuniform.tensor_widths=[1, 2]", differs),
+                            ("parallel.nonuniform.tensor_widths=[1, 1, 1]", differs),
+                            ("parallel.spare=1", differs),
+                            ("parallel.nonuniform.tensor_widths=[2, 2]", "4 ranks, but the job has 3")):
+            for first, last in ((one, other), (other, one)):
+                with self.subTest(f"{first} with {last}"):
+                    last_rank = [":", "-n", 1, INVAR, *train, last]
+                    self.fail_with(USAGE, text, arguments=[*train, first, *last_rank], ranks=2)
+                    self.assertFalse((self.folder / "refused").exists())
 
 
 if __name__ == "__main__":
