@@ -37,7 +37,8 @@ inline constexpr int64_t kHeadChunkElements = int64_t{320} << 20;
 // equal bits if their contracts are equal, at any layout, with the same invar and, on GPUs, the same cuDNN. Nothing in
 // it depends on layout or micro-batches.
 struct NumericsContract {
-  int version = 1;
+  // To be raised with every change to the bits of an invariant run: tests/parity/test_golden_trajectory.cpp has them.
+  int version = 2;
   Precision precision = Precision::kBF16;
   std::string arithmetic;  // of matrix products, and where: "fma-chain" on CPUs, "fma-chain-sm90", "mma-k16-sm90"
   // A sum over a site is the fixed tree (parallel/reduction_tree.h) of min(leaves, units) leaves: runs of units as even
@@ -60,7 +61,7 @@ struct NumericsContract {
   std::string text() const;
   // Of the text; 16 lower-case hex digits.
   std::string hash() const;
-  // In one line, for people: "0123456789abcdef: version 1, precision bf16, ..."
+  // In one line, for people: "0123456789abcdef: version 2, precision bf16, ..."
   std::string describe() const;
 
   bool operator==(const NumericsContract&) const = default;

@@ -293,7 +293,7 @@ class Contracts(CheckpointTest):
         return self.succeed("train", "run.yaml", "log.dir=run", *overrides, ranks=ranks)
 
     def contract_of(self, outcome):
-        return re.search(r"numerics contract ([0-9a-f]{16}): version 1, precision fp32, (.*)", outcome.stdout)
+        return re.search(r"numerics contract ([0-9a-f]{16}): version 2, precision fp32, (.*)", outcome.stdout)
 
     def test_another_contract_is_refused(self):
         self.recipe(train={"steps": 10}, schedule={"decay_steps": 20})

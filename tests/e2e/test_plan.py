@@ -109,7 +109,7 @@ class Plan(JobTest):
         self.assertIn("gradient buffers in use: at most 3 a data rank", outcome.stdout)
         self.assertIn("parallel.tensor 1, 2, 4 or 8, or with uneven 1, 2, 3, 4, 5, 6, 7 or 8; parallel.data 1, 2, 4, 8 or 16\n",
                       outcome.stdout)
-        contract = re.search(r"^numerics contract ([0-9a-f]{16}): version 1, precision bf16, arithmetic fma-chain, leaves 8, "
+        contract = re.search(r"^numerics contract ([0-9a-f]{16}): version 2, precision bf16, arithmetic fma-chain, leaves 8, "
                              r"workers 16, token_block 64, head_chunk_tokens 2048$", outcome.stdout, re.M)
         self.assertTrue(contract, outcome)
         one = self.plan(config, 1, *recipe, "parallel.tensor=1", "parallel.sequence=false", invariant,

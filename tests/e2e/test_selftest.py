@@ -34,7 +34,7 @@ class Selftest(JobTest):
         self.assertEqual(len([name for name in told if name.startswith("hash of ")]), 6)
         contracts = [told[f"numerics contract, {precision}"] for precision in NUMERICS]
         for contract in contracts:
-            self.assertRegex(contract, r"^[0-9a-f]{16}: version 1, .*arithmetic fma-chain, leaves 8")
+            self.assertRegex(contract, r"^[0-9a-f]{16}: version 2, .*arithmetic fma-chain, leaves 8")
         self.assertEqual(len({contract[:16] for contract in contracts}), len(NUMERICS))
         self.assertTrue(contracts[2].endswith("tensor_reduce_dtype bf16"), contracts[2])
         states = [told["states of all models, layouts and steps"], told["the same with rounded leaves"]]

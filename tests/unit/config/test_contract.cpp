@@ -35,14 +35,14 @@ TEST_CASE("the text of a contract names every constant") {
   config.numerics.workers = 16;
   const NumericsContract contract = numerics_contract(config, "mma-k16-sm90");
   const std::string text =
-      "version 1\nprecision bf16\narithmetic mma-k16-sm90\nleaves 8\nworkers 16\ntoken_block 64\n"
+      "version 2\nprecision bf16\narithmetic mma-k16-sm90\nleaves 8\nworkers 16\ntoken_block 64\n"
       "head_chunk_tokens 2048\n";
   CHECK(contract.text() == text);
   CHECK(contract.hash() == format("{:016x}", hash_name(text)));
   CHECK(contract.hash().size() == 16);
   CHECK(contract == numerics_contract(config, "mma-k16-sm90"));
   CHECK(contract.describe() == contract.hash() +
-                                   ": version 1, precision bf16, arithmetic mma-k16-sm90, leaves 8, workers 16, "
+                                   ": version 2, precision bf16, arithmetic mma-k16-sm90, leaves 8, workers 16, "
                                    "token_block 64, head_chunk_tokens 2048");
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("the first difference of two contracts is named with both values") {
     CHECK(other.hash() != contract.hash());
     CHECK(other != contract);
   };
-  differs([](NumericsContract& c) { c.version = 2; }, "version", "1", "2");
+  differs([](NumericsContract& c) { c.version = 3; }, "version", "2", "3");
   differs([](NumericsContract& c) { c.precision = Precision::kF32; }, "precision", "bf16", "fp32");
   differs([](NumericsContract& c) { c.arithmetic = "mma-k16-sm90"; }, "arithmetic", "fma-chain", "mma-k16-sm90");
   differs([](NumericsContract& c) { c.leaves = 16, c.workers = 4; }, "leaves", "8", "16");
