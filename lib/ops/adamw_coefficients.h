@@ -1,7 +1,6 @@
 #pragma once
 
-#include <cmath>
-
+#include "core/elementary.h"
 #include "ops/adamw.h"
 
 namespace invar::ops {
@@ -21,7 +20,7 @@ struct AdamWCoefficients {
         gradient_scale(params.gradient_scale) {}
 
   static float bias_correction(float beta, int64_t step) {
-    return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(step)));
+    return static_cast<float>(1.0 - elementary::pow(static_cast<double>(beta), static_cast<double>(step)));
   }
 
   float beta1, beta2, one_minus_beta1, one_minus_beta2, correction1, correction2;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/elementary.h"
 #include "ops/cpu/element.h"
 #include "ops/cpu/exp_block.h"
 #include "ops/cpu/lanes.h"
@@ -149,7 +150,7 @@ void rescale_sum_exp(const Stream& stream, const Tensor& own_maximum, const Tens
   const float* peak = maximum.data<float>();
   float* out = sum.data<float>();
   for (int64_t t = 0; t < n; ++t) {  // few, beside the logits
-    const double factor = std::exp(static_cast<double>(own[t]) - static_cast<double>(peak[t]));
+    const double factor = elementary::exp(static_cast<double>(own[t]) - static_cast<double>(peak[t]));
     out[t] = out[t] == 0.0f ? 0.0f : static_cast<float>(static_cast<double>(out[t]) * factor);
   }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/elementary.h"
 #include "device/device.h"
 #include "ops/cpu/element.h"
 #include "ops/cpu/lanes.h"
@@ -324,12 +325,12 @@ void fill_rope_table(const Stream& stream, const RopeTable& table, double theta,
   std::vector<float> sin(cos.size());
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
-    const auto inv_freq = i < rotated_pairs ? static_cast<float>(std::pow(theta, exponent)) : 0.0f;
+    const auto inv_freq = i < rotated_pairs ? static_cast<float>(elementary::pow(theta, exponent)) : 0.0f;
     for (int64_t position = 0; position < table.cos.dim(0); ++position) {
       const float angle = static_cast<float>(position) * inv_freq;
       const auto at = static_cast<size_t>(position * half + i);
-      cos[at] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      sin[at] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      cos[at] = static_cast<float>(elementary::cos(static_cast<double>(angle)));
+      sin[at] = static_cast<float>(elementary::sin(static_cast<double>(angle)));
     }
   }
   copy_across(stream, view_of(cos), table.cos);

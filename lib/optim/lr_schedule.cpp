@@ -1,7 +1,8 @@
 #include "optim/lr_schedule.h"
 
-#include <cmath>
 #include <numbers>
+
+#include "core/elementary.h"
 
 namespace invar {
 
@@ -15,7 +16,7 @@ double learning_rate(const ScheduleConfig& schedule, double lr, int64_t decay_st
   double left = 1.0;  // share of lr − min_lr that remains
   switch (schedule.kind) {
     case ScheduleKind::kCosine:
-      left = 0.5 * (std::cos(std::numbers::pi * (n - warmup) / (end - warmup)) + 1.0);
+      left = 0.5 * (elementary::cos(std::numbers::pi * (n - warmup) / (end - warmup)) + 1.0);
       break;
     case ScheduleKind::kLinear:
       left = 1.0 - (n - warmup) / (end - warmup);

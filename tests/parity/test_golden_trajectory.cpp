@@ -51,7 +51,10 @@ std::string hash_of(const Golden& golden) {
 }  // namespace
 
 TEST_CASE("the bits of a trajectory are those of the contract's version") {
-  REQUIRE(NumericsContract{}.version == kVersion);
+  {
+    INFO("another version of NumericsContract: write it and its hashes here");
+    REQUIRE(NumericsContract{}.version == kVersion);
+  }
   for (const Golden& golden : kGolden) {
     const std::string hash = hash_of(golden);
     INFO(

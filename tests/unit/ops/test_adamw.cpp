@@ -1,5 +1,6 @@
 #include "host_tensor.h"
 #include "ops/adamw.h"
+#include "ops/adamw_coefficients.h"
 #include "ops/cpu/parallel.h"
 
 namespace invar::ops {
@@ -56,6 +57,17 @@ TEST_CASE("adamw_update follows the fp64 formula over five steps") {
     require_close(state.exp_avg_sq.values(), v, 1e-6, 1e-7);
     require_close(state.parameter.values(), p, 1e-6, 1e-6);
   }
+}
+
+TEST_CASE("bias corrections are those of the math library") {
+  int64_t others = 0;
+  for (const float beta : {0.0f, 0.9f, 0.95f, 0.98f, 0.99f, 0.999f, 0.9999f}) {
+    for (int64_t step = 1; step <= 100000; ++step) {
+      const double power = std::pow(static_cast<double>(beta), static_cast<double>(step));
+      others += AdamWCoefficients::bias_correction(beta, step) != static_cast<float>(1.0 - power);
+    }
+  }
+  CHECK(others <= 2);
 }
 
 TEST_CASE("the first step from zero moments moves by lr in the direction of the gradient") {

@@ -35,6 +35,32 @@ TEST_CASE("the rope table holds cos and sin of fp32 angles") {
   fill_rope_table(kMeta, {cos.on(DeviceType::kMeta), sin.on(DeviceType::kMeta)}, 1e6, head_dim, 3);
 }
 
+// A value in some hundred millions lies so near the middle of two floats that another rounding of the double shows.
+TEST_CASE("rope tables of usual sizes are those of the math library") {
+  struct Size {
+    double theta;
+    int64_t head_dim, rotated, positions;
+  };
+  const auto [theta, head_dim, rotated, positions] =
+      GENERATE(values<Size>({{1e6, 128, 64, 8192}, {1e4, 256, 128, 4096}, {1e6, 512, 64, 4096}}));
+  HostTensor cos(DType::kF32, {positions, head_dim / 2}), sin = cos;
+  fill_rope_table(kCpu, {cos, sin}, theta, head_dim, rotated);
+  const float* const cosine = cos.tensor().data<float>();
+  const float* const sine = sin.tensor().data<float>();
+  int64_t others = 0;
+  for (int64_t pair = 0; pair < rotated; ++pair) {
+    const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim);
+    const auto frequency = static_cast<float>(std::pow(theta, exponent));
+    for (int64_t position = 0; position < positions; ++position) {
+      const auto angle = static_cast<double>(static_cast<float>(position) * frequency);
+      const int64_t at = position * (head_dim / 2) + pair;
+      others += cosine[at] != static_cast<float>(std::cos(angle));
+      others += sine[at] != static_cast<float>(std::sin(angle));
+    }
+  }
+  CHECK(others <= 2);
+}
+
 TEST_CASE("proportional rope: frequencies over the whole head, and pairs that stand still") {
   struct Expected {
     double theta;
