@@ -49,6 +49,7 @@ std::string way_back(const ContractDifference& difference, const Config& saved) 
     return format("set train.sequence_length: {}", saved.train.sequence_length);
   }
   if (field == "arithmetic") return format("run on devices whose matrix products are {}", difference.saved);
+  if (field == "attention") return format("run on devices whose attention is {}", difference.saved);
   return "use the invar that saved it";
 }
 

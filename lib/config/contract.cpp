@@ -52,9 +52,10 @@ std::vector<SumSite> sum_sites(const ModelConfig& model) {
 }
 
 std::string NumericsContract::text() const {
-  std::string lines =
-      format("version {}\nprecision {}\narithmetic {}\nleaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n",
-             version, word_of(precision), arithmetic, leaves, workers, token_block, head_chunk_tokens);
+  std::string lines = format("version {}\nprecision {}\narithmetic {}\n", version, word_of(precision), arithmetic);
+  if (!attention.empty()) lines += format("attention {}\n", attention);
+  lines += format("leaves {}\nworkers {}\ntoken_block {}\nhead_chunk_tokens {}\n", leaves, workers, token_block,
+                  head_chunk_tokens);
   if (head_runs != 1) lines += format("head_runs {}\n", head_runs);
   if (tensor_reduce_dtype != Precision::kF32) lines += format("tensor_reduce_dtype {}\n", word_of(tensor_reduce_dtype));
   return lines;
@@ -79,10 +80,11 @@ std::string arithmetic_of(Precision precision, std::string_view architecture) {
   return format("{}-{}", precision == Precision::kF32 ? "fma-chain" : "mma-k16", architecture);
 }
 
-NumericsContract numerics_contract(const Config& config, std::string arithmetic) {
+NumericsContract numerics_contract(const Config& config, std::string arithmetic, std::string attention) {
   NumericsContract contract;
   contract.precision = config.numerics.precision;
   contract.arithmetic = std::move(arithmetic);
+  contract.attention = std::move(attention);
   contract.tensor_reduce_dtype = config.numerics.tensor_reduce_dtype;
   contract.leaves = config.numerics.leaves;
   contract.workers = config.numerics.workers;

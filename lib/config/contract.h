@@ -34,13 +34,14 @@ inline constexpr int64_t kTokenBlocks = 64;
 inline constexpr int64_t kHeadChunkElements = int64_t{320} << 20;
 
 // The constants that fix the sums of numerics.reduction: invariant. Two runs of the same model, data and recipe have
-// equal bits if their contracts are equal, at any layout, with the same invar and, on GPUs, the same cuDNN. Nothing in
-// it depends on layout or micro-batches.
+// equal bits if their contracts are equal, at any layout, with the same invar. Nothing in it depends on layout or
+// micro-batches.
 struct NumericsContract {
   // To be raised with every change to the bits of an invariant run: tests/parity/test_golden_trajectory.cpp has them.
   int version = 2;
   Precision precision = Precision::kBF16;
   std::string arithmetic;  // of matrix products, and where: "fma-chain" on CPUs, "fma-chain-sm90", "mma-k16-sm90"
+  std::string attention;   // on GPUs: "cudnn-9.19.0" if a layer may take it from cuDNN, else "own"; empty on CPUs
   // A sum over a site is the fixed tree (parallel/reduction_tree.h) of min(leaves, units) leaves: runs of units as even
   // as can be, the longer ones first. A rank holds whole leaves. Of KV heads there may be more: see head_runs.
   int64_t leaves = 0;
@@ -56,8 +57,8 @@ struct NumericsContract {
   // rounded to before they are added.
   Precision tensor_reduce_dtype = Precision::kF32;
 
-  // A line "key value" per field, in the order above; none for head_runs if it is 1 and tensor_reduce_dtype if it is
-  // fp32.
+  // A line "key value" per field, in the order above; none for attention if it is empty, head_runs if it is 1 and
+  // tensor_reduce_dtype if it is fp32.
   std::string text() const;
   // Of the text; 16 lower-case hex digits.
   std::string hash() const;
@@ -72,7 +73,7 @@ struct NumericsContract {
 std::string arithmetic_of(Precision precision, std::string_view architecture);
 
 // The contract of a config that passed validation.
-NumericsContract numerics_contract(const Config& config, std::string arithmetic);
+NumericsContract numerics_contract(const Config& config, std::string arithmetic, std::string attention = "");
 
 // Tokens of a block for a sequence of that many; validation refuses a length that is no multiple of its block.
 int64_t token_block_of(int64_t sequence_length);

@@ -97,4 +97,8 @@ const AttentionBackend& choose_attention(DeviceType device, const AttentionParam
           params.window, choice.refusals));
 }
 
+std::string cudnn_version() {
+  return cuda::cudnn_version();
+}
+
 }  // namespace invar::ops

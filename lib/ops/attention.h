@@ -42,6 +42,9 @@ const AttentionBackend& choose_attention(DeviceType device, const AttentionParam
 // Its name, and in brackets why those before it in the list do not serve: "tiled (cudnn: the window is ...)".
 std::string explain_attention(DeviceType device, const AttentionParams& params, const HeadView& q, const HeadView& k);
 
+// "9.19.0" of the cuDNN that GPUs take attention from; empty if this build has none.
+std::string cudnn_version();
+
 // Plain loops in fp64 over whole rows: the oracle of the tests.
 const AttentionBackend& reference_attention();
 

@@ -8,6 +8,7 @@
 
 #include "core/format.h"
 #include "core/unique_handle.h"
+#include "ops/cuda/operations.h"
 
 namespace invar::ops::cuda {
 namespace {
@@ -159,6 +160,11 @@ CudnnVerdict judge_cudnn(const CudnnSpec& group) {
     verdict.refusal = error.what();
   }
   return verdict;
+}
+
+std::string cudnn_version() {
+  const size_t version = cudnnGetVersion();
+  return format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 struct CudnnPlans::State {

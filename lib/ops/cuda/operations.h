@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "core/range.h"
 #include "ops/adamw.h"
@@ -106,5 +107,7 @@ Proofs proofs(const Stream& stream);
 
 // Attention backends, best first; each refuses what it cannot do. Empty in a build without CUDA.
 std::span<const AttentionBackend* const> attention_backends();
+// Empty in a build without cuDNN.
+std::string cudnn_version();
 
 }  // namespace invar::ops::cuda

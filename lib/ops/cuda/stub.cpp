@@ -149,4 +149,8 @@ std::span<const AttentionBackend* const> attention_backends() {
   return {};
 }
 
+std::string cudnn_version() {
+  return "";
+}
+
 }  // namespace invar::ops::cuda

@@ -78,6 +78,22 @@ TEST_CASE("a contract names what leaves are rounded to") {
   CHECK(difference->now == "none");
 }
 
+TEST_CASE("a contract on GPUs names whose attention it is") {
+  const Config config = config_of("qwen3-0.6b", 4096);
+  const NumericsContract contract = numerics_contract(config, "mma-k16-sm90", "cudnn-9.19.0");
+  CHECK(contract.text() ==
+        "version 2\nprecision bf16\narithmetic mma-k16-sm90\nattention cudnn-9.19.0\nleaves 8\nworkers 8\n"
+        "token_block 64\nhead_chunk_tokens 2048\n");
+  const NumericsContract other = numerics_contract(config, "mma-k16-sm90", "cudnn-9.20.0");
+  CHECK(other != contract);
+  CHECK(other.hash() != contract.hash());
+  const auto difference = first_difference(contract.text(), other.text());
+  REQUIRE(difference);
+  CHECK(difference->field == "attention");
+  CHECK(difference->saved == "cudnn-9.19.0");
+  CHECK(difference->now == "cudnn-9.20.0");
+}
+
 TEST_CASE("only tensor cores have another arithmetic") {
   CHECK(arithmetic_of(Precision::kBF16, "") == "fma-chain");
   CHECK(arithmetic_of(Precision::kF32, "") == "fma-chain");

@@ -1,6 +1,7 @@
 #include "train/run_checkpoints.h"
 
 #include "comm/thread_communicator.h"
+#include "config/presets.h"
 #include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
@@ -257,10 +258,42 @@ TEST_CASE("Ranks with different contracts do not start together") {
   run_thread_ranks(2, [](Communicator& world) {
     const Config config = invariant_run("c");
     agree_on_contract(std::nullopt, world);
-    agree_on_contract(numerics_contract(config, "mma-k16-sm90"), world);
-    const std::string mine = world.rank() == 0 ? "mma-k16-sm90" : "mma-k16-sm80";
-    const std::optional<Error> error = error_of([&] { agree_on_contract(numerics_contract(config, mine), world); });
-    CHECK(error.has_value());
-    CHECK(std::string(error->what()).find(mine) != std::string::npos);
+    agree_on_contract(numerics_contract(config, "mma-k16-sm90", "cudnn-9.19.0"), world);
+    const auto refused = [&](const std::string& arithmetic, const std::string& attention, const std::string& named) {
+      const std::optional<Error> error =
+          error_of([&] { agree_on_contract(numerics_contract(config, arithmetic, attention), world); });
+      CHECK(error.has_value());
+      CHECK(contains(error->what(), named));
+    };
+    const bool first = world.rank() == 0;
+    const std::string arithmetic = first ? "mma-k16-sm90" : "mma-k16-sm80";
+    refused(arithmetic, "own", arithmetic);
+    const std::string attention = first ? "cudnn-9.19.0" : "cudnn-9.20.0";
+    refused("mma-k16-sm90", attention, "its attention " + attention);
+    refused("mma-k16-sm90", first ? "own" : attention, "mma-k16-sm90");
   });
+}
+
+TEST_CASE("The contract of a run on GPUs names cuDNN where a layer may take its attention") {
+  Config config = invariant_run("c");
+  config.train.sequence_length = 1024;
+  config.model.head_dim = 64;
+  config.numerics.precision = Precision::kBF16;
+  const std::string version = "9.19.0";
+  CHECK(attention_of(config, version) == "cudnn-9.19.0");
+  CHECK(attention_of(config, "") == "own");
+  const auto own = [&](const std::function<void(Config&)>& change) {
+    Config changed = config;
+    change(changed);
+    return attention_of(changed, version) == "own";
+  };
+  CHECK(own([](Config& c) { c.numerics.precision = Precision::kF32; }));
+  CHECK(own([](Config& c) { c.data.reset_at_eod = true; }));
+  CHECK(own([](Config& c) { c.model.head_dim = 288; }));
+
+  config.model = preset_model("gemma4-e2b");  // full layers of head_dim 512 and windows of 512
+  CHECK(attention_of(config, version) == "cudnn-9.19.0");
+  CHECK(own([](Config& c) { c.train.sequence_length = 4096; }));
+
+  CHECK(run_contract(config, DeviceType::kCpu, 0)->attention.empty());
 }
