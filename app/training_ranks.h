@@ -17,7 +17,7 @@ std::vector<HostSlot> gather_hosts(MpiSession& session);
 class TrainingRanks {
  public:
   // config: accepted by validate(); its batch becomes what the plan says, for good. Collective over the job.
-  // Error{kConfig} on every rank if they do not plan the same, or not of the same model.
+  // Error{kConfig} on every rank if they do not plan the same, or have other configs.
   TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts);
 
   const ReplicaPlan& plan() const { return plan_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <sstream>
 
 #include "config/key_table.h"
 #include "core/error.h"
@@ -10,15 +11,31 @@
 namespace invar {
 namespace {
 
-// Where things lie may differ from host to host.
-constexpr std::array<std::string_view, 9> kPlaces = {
-    "model.preset",   "model.hf_path",         "data.path",         "data.blend", "data.cache_dir",
-    "checkpoint.dir", "checkpoint.export_dir", "checkpoint.resume", "log.dir"};
+// Paths may differ from host to host, but all ranks have one or none has.
+constexpr std::array<std::string_view, 6> kPaths = {
+    "model.hf_path", "data.path", "data.cache_dir", "checkpoint.dir", "checkpoint.export_dir", "log.dir"};
 
-// Who is lost is the plan's, how to wait each rank's own.
+// A preset is in the values of the model's other keys, who is lost in the plan; how to wait is each rank's own.
 bool is_common(const Key& key) {
-  return key.section != "parallel.nonuniform" && key.section != "comm" &&
-         std::ranges::find(kPlaces, key.full_name()) == kPlaces.end();
+  return key.section != "parallel.nonuniform" && key.section != "comm" && key.full_name() != "model.preset";
+}
+
+// "0.7 data/web 0.3 data/code": without the paths.
+std::string weights_of(const std::string& blend) {
+  std::istringstream words(blend);
+  std::string weights;
+  for (std::string weight, path; words >> weight; words >> path) weights += weight + " ";
+  return weights;
+}
+
+// What all ranks must have in common of a key's value.
+std::string common_value(const Key& key, const Config& config) {
+  const std::string name = key.full_name();
+  if (name == "data.blend") return weights_of(config.data.blend);
+  std::string value = print(key, config);
+  const bool may_be_a_path = name == "checkpoint.resume" && value != "auto" && value != "never";
+  if (may_be_a_path || (std::ranges::find(kPaths, name) != kPaths.end() && value != R"("")")) return "a path";
+  return value;
 }
 
 std::vector<const Key*> common_keys() {
@@ -58,7 +75,7 @@ void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& wor
   }
   const std::vector<const Key*> keys = common_keys();
   std::vector<uint64_t> values;
-  for (const Key* key : keys) values.push_back(hash_name(print(*key, config)));
+  for (const Key* key : keys) values.push_back(hash_name(common_value(*key, config)));
   if (const auto found = first_difference(values, world)) {
     const Key& key = *keys[static_cast<size_t>(found->index)];
     throw Error(ErrorKind::kConfig, format("rank {} has another {} than rank 0", found->rank, key.full_name()),

@@ -5,8 +5,9 @@
 
 namespace invar {
 
-// Collective: every rank of the job has the same plan and the same config but for paths and comm.*, before anything is
-// built by them. Otherwise Error{kConfig} on every rank, which names the first key and rank that differ from rank 0.
+// Collective: every rank of the job has the same plan and the same config, but for comm.* and where paths lead, before
+// anything is built by them. Otherwise Error{kConfig} on every rank, which names the first key and rank that differ
+// from rank 0.
 void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& world);
 
 }  // namespace invar
