@@ -74,7 +74,7 @@ std::string part_of(const Config& config, int width, int tensor_rank) {
 }
 
 std::string memory_of(const Config& config, const Topology& grid) {
-  if (!grid.uniform()) return "of the first replica of each width";
+  if (!grid.uniform()) return "of the replica of each width that needs most";
   return config.numerics.reduction == Reduction::kFast
              ? "the same for every data rank but for rounding of the optimizer's rows"
              : "of the data rank with the most gradient buffers";

@@ -55,13 +55,9 @@ void print_workers(const Config& config, const Topology& grid) {
 
 }  // namespace
 
-int fullest_data_rank(const Config& config, const Topology& grid) {
-  if (config.numerics.reduction == Reduction::kFast) return 0;
-  int fullest = 0;
-  for (int rank = 1; rank < grid.data; ++rank) {
-    if (gradient_buffers(config, grid, rank) > gradient_buffers(config, grid, fullest)) fullest = rank;
-  }
-  return fullest;
+int fullest_data_rank(const Config& config, const Topology& grid, std::span<const int> replicas) {
+  if (config.numerics.reduction == Reduction::kFast) return replicas.front();
+  return *std::ranges::max_element(replicas, {}, [&](int replica) { return gradient_buffers(config, grid, replica); });
 }
 
 void print_invariant(const Config& config, const Topology& grid, DeviceType device) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "config/config.h"
 #include "parallel/topology.h"
 
@@ -9,7 +11,7 @@ namespace invar::app {
 // of data ranks, the contract, and which layouts have the same bits.
 void print_invariant(const Config& config, const Topology& grid, DeviceType device);
 
-// The data rank with the most gradient buffers; 0 with fast numerics.
-int fullest_data_rank(const Config& config, const Topology& grid);
+// Of these replicas the first with the most gradient buffers; with fast numerics, the first.
+int fullest_data_rank(const Config& config, const Topology& grid, std::span<const int> replicas);
 
 }  // namespace invar::app

@@ -155,7 +155,7 @@ void print_cost(const Config& config, const ReplicaPlan& plan, DeviceType device
                 format("MiB, planned on rank {}", launched[static_cast<size_t>((here.*load).rank)]));
   };
   print_load("memory of a rank", &Needs::memory);
-  print_load("sent to other replicas", &Needs::sent);
+  print_load("gradients, values sent", &Needs::sent);
   if (!grid) print_line("  the whole grid is no possible layout");
 }
 

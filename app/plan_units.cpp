@@ -1,6 +1,7 @@
 #include "app/plan_units.h"
 
-#include <set>
+#include <algorithm>
+#include <map>
 
 #include "app/plan_invariant.h"
 
@@ -23,12 +24,11 @@ HeadPartition held_heads(const Config& config, int64_t kv_heads, int width, int 
 }
 
 std::vector<int> shown_replicas(const Config& config, const Topology& grid) {
-  if (grid.uniform()) return {fullest_data_rank(config, grid)};
+  std::map<int, std::vector<int>> of_width;
+  for (int replica = 0; replica < grid.data; ++replica) of_width[grid.width(replica)].push_back(replica);
   std::vector<int> shown;
-  std::set<int> widths;
-  for (int replica = 0; replica < grid.data; ++replica) {
-    if (widths.insert(grid.width(replica)).second) shown.push_back(replica);
-  }
+  for (const auto& [width, replicas] : of_width) shown.push_back(fullest_data_rank(config, grid, replicas));
+  std::ranges::sort(shown);
   return shown;
 }
 

@@ -150,7 +150,7 @@ class Plan(JobTest):
         memory, whole, alone = self.cost(full, "memory of a rank")
         self.assertTrue(whole < memory < 1.5 * whole)
         self.assertTrue(whole < alone)  # one replica's ranks have its whole optimizer
-        self.assertEqual(self.cost(full, "sent to other replicas")[2], 0)
+        self.assertEqual(self.cost(full, "gradients, values sent")[2], 0)
 
         survivors = self.plan(config, 15, *recipe, failed).stdout
         self.assertNotIn("idle", survivors)
@@ -178,8 +178,8 @@ class Plan(JobTest):
         config = ROOT / "configs" / "qwen3_0.6b.yaml"
         grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=16", "parallel.tensor=2", "parallel.data=2"]
         planned = self.plan(config, 4, *grid, "parallel.nonuniform.failed=[dp0.tp0]").stdout
-        most, whole, alone = self.cost(planned, "sent to other replicas")
-        self.assertRegex(planned, r"sent to other replicas .* MiB, planned on rank 1\n")  # alone in its replica; rank 0 idles
+        most, whole, alone = self.cost(planned, "gradients, values sent")
+        self.assertRegex(planned, r"gradients, values sent .* MiB, planned on rank 1\n")  # alone in its replica; rank 0 idles
         sent = self.sent(planned)
         self.assertEqual(set(sent), {1, 2})
         self.assertEqual(most, sent[1]["gradients exchange"])
@@ -205,7 +205,7 @@ class Plan(JobTest):
         config = ROOT / "configs" / "qwen3_0.6b.yaml"
         grid = ["device=cpu", "train.micro_batch_size=1", "train.global_batch_size=15", "parallel.tensor=3", "parallel.data=3"]
         failed = "parallel.nonuniform.failed=[dp1.tp0]"
-        names = ("step time, modelled", "samples a second", "memory of a rank", "sent to other replicas")
+        names = ("step time, modelled", "samples a second", "memory of a rank", "gradients, values sent")
         kept, left_out = (self.plan(config, 9, *grid, failed, *more).stdout for more in ([], ["parallel.nonuniform.min_tensor=3"]))
         self.assertIn("the whole grid, tensor 3 x data 3, and beside the whole replicas alone, data 2\n", kept)
         for name in names:  # 3 divides no heads: the grid is cut as the plan is, and 15 samples are 8 and 7
