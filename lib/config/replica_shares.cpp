@@ -85,9 +85,11 @@ std::vector<int64_t> shrink_batch(const Config& config, int64_t full_batch, int 
     constexpr double kRounding = 1e-9;  // of the quotients
     shares.push_back(std::max<int64_t>(1, static_cast<int64_t>(std::floor(base * speed / fastest + kRounding))));
   }
+  const int64_t all = std::accumulate(shares.begin(), shares.end(), int64_t{0});
+  if (all * micro > full_batch) refuse_shares(config, full_batch, speeds.size());
   if (config.numerics.reduction == Reduction::kFast) return times(shares, micro);
   // Where workers begin depends on the batch: the largest one that can be dealt out without more for anybody.
-  const int64_t largest = micro * std::accumulate(shares.begin(), shares.end(), int64_t{0});
+  const int64_t largest = micro * all;
   for (int64_t batch = largest; batch >= std::max(micro, config.numerics.workers); batch -= micro) {
     const int64_t unit = share_unit(config, batch);
     if (batch / unit < std::ssize(speeds)) continue;

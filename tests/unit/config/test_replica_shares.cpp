@@ -160,6 +160,11 @@ TEST_CASE("a batch that shrinks leaves the fast replicas their share") {
   CHECK(share(config, 16, {2, 2}) == Shares{8, 8});
   const std::vector<double> live = {1, 0.75};  // of three replicas
   CHECK(share_samples(config, 24, 3, live) == Shares{8, 6});
+  CHECK(share(config, 3, {1, 1, 1}) == Shares{1, 1, 1});
+  require_error(ErrorKind::kConfig, {"2 samples in shares of 1", "one of 3 replicas without any"}, {"larger train.glo"},
+                [&] {
+                  share(config, 2, {1, 1, 1});
+                });
 
   for (const int64_t workers : {2, 4}) {
     Config invariant = invariant_config(workers, 1);
