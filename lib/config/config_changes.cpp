@@ -42,13 +42,19 @@ Effect effect_of(const Key& key) {
 }
 
 // To the contract of before.
-std::string way_back(const ContractDifference& difference, const Config& saved) {
+std::string way_back(const ContractDifference& difference, const Config& saved, const Config& now) {
   const std::string& field = difference.field;
   if (find_key("numerics", field) != nullptr) return format("set numerics.{}: {}", field, difference.saved);
   if (field == "token_block" || field == "head_chunk_tokens") {
     return format("set train.sequence_length: {}", saved.train.sequence_length);
   }
   if (field == "arithmetic") return format("run on devices whose matrix products are {}", difference.saved);
+  if (field == "attention" && saved.train.sequence_length != now.train.sequence_length) {
+    return format("set train.sequence_length: {}", saved.train.sequence_length);
+  }
+  if (field == "attention" && saved.data.reset_at_eod != now.data.reset_at_eod) {
+    return format("set data.reset_at_eod: {}", saved.data.reset_at_eod);
+  }
   if (field == "attention") return format("run on devices whose attention is {}", difference.saved);
   return "use the invar that saved it";
 }
@@ -87,7 +93,7 @@ void check_contract(const Config& saved, std::string_view saved_contract, const 
          format("{} of the numerics contract is {}, but the checkpoint was saved with {}", difference->field,
                 difference->now, difference->saved),
          format("{}, or start from the weights alone: invar export, invar import, checkpoint.resume",
-                way_back(*difference, saved)));
+                way_back(*difference, saved, now)));
 }
 
 }  // namespace invar

@@ -255,6 +255,9 @@ std::vector<std::string> plan_remarks(const Config& config, const ReplicaPlan& p
         format("left out: replica {} of {}, with fewer live ranks than parallel.nonuniform.min_tensor = {}", dropped,
                data, config.parallel.nonuniform.min_tensor));
   }
+  if (config.parallel.nonuniform.tp_base > 0 && config.parallel.nonuniform.tp_spares == 0) {
+    remarks.push_back("parallel.nonuniform.tp_base changes nothing while tp_spares is 0");
+  }
   if (plan.training_ranks() < launched) {
     remarks.push_back(format("{} of {} ranks idle", launched - plan.training_ranks(), launched));
   }

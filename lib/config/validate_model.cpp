@@ -47,6 +47,13 @@ void check_source(const Config& config) {
   }
 }
 
+void check_rope_base(const Config& config, std::string_view key, double base) {
+  check_positive(config, key, base, UsedAs::kF64);
+  if (base >= 1) return;
+  refuse(config, {key}, format("{} = {}: below 1, angles grow with the dim", key, base),
+         "use the model's, such as 10000");
+}
+
 void check_even_head(const Config& config, const std::string& key, int64_t head_dim) {
   if (head_dim % 2 == 0) return;
   refuse(config, {key}, format("{} = {} is odd: rotary positions turn pairs", key, head_dim),
@@ -76,7 +83,7 @@ void check_shape(const Config& config) {
   check_count(config, "model.head_dim", model.head_dim, 2);
   check_count(config, "model.max_position_embeddings", model.max_position_embeddings, 1);
   check_positive(config, "model.rms_norm_eps", model.rms_norm_eps);
-  check_positive(config, "model.rope_theta", model.rope_theta, UsedAs::kF64);
+  check_rope_base(config, "model.rope_theta", model.rope_theta);
   check_not_negative(config, "model.initializer_range", model.initializer_range);
   check_even_head(config, "model.head_dim", model.head_dim);
   check_divides_query_heads(config, "model.num_key_value_heads", model.num_key_value_heads);
@@ -111,7 +118,7 @@ void check_window(const Config& config, bool any_slides) {
     refuse_if_set(config, "model.sliding_rope_theta", "when no layer slides (model.layer_types)");
     return;
   }
-  check_positive(config, "model.sliding_rope_theta", model.sliding_rope_theta, UsedAs::kF64);
+  check_rope_base(config, "model.sliding_rope_theta", model.sliding_rope_theta);
   if (model.sliding_window == 0) {
     refuse(config, {"model.layer_types"},
            format("model.layer_types = {} has sliding layers, which need model.sliding_window", model.layer_types),

@@ -11,7 +11,7 @@ double cos(double angle);
 // e^x: 0 below the range, inf above it, NaN of NaN.
 double exp(double x);
 
-// base^exponent of a finite base ≥ 0: 0 below the range, inf above it.
+// base^exponent of a finite base ≥ 0, where exponent · ln(base) is finite: 0 below the range, inf above it.
 double pow(double base, double exponent);
 
 }  // namespace invar::elementary

@@ -116,10 +116,16 @@ TEST_CASE("Another contract is refused with the field, both values and the way b
           "set numerics.tensor_reduce_dtype: fp32");
   require_error(ErrorKind::kConfig, {"tensor_reduce_dtype of the numerics contract is fp32", "saved with bf16"},
                 {"set numerics.tensor_reduce_dtype: bf16"}, [&] { check_contract(saved, rounded, now, before); });
-  require_error(ErrorKind::kConfig, {"attention of the numerics contract is own", "saved with cudnn-9.19.0"},
-                {"run on devices whose attention is cudnn-9.19.0"}, [&] {
-                  check_contract(saved, "version 1\nattention cudnn-9.19.0\n", now, "version 1\nattention own\n");
-                });
+  const auto other_attention = [&](const Config& config, const std::string& hint) {
+    require_error(ErrorKind::kConfig, {"attention of the numerics contract is own", "saved with cudnn-9.19.0"}, {hint},
+                  [&] { check_contract(saved, "attention cudnn-9.19.0\n", config, "attention own\n"); });
+  };
+  other_attention(saved, "run on devices whose attention is cudnn-9.19.0");
+  Config apart = saved;
+  apart.data.reset_at_eod = !saved.data.reset_at_eod;
+  other_attention(apart, format("set data.reset_at_eod: {}", saved.data.reset_at_eod));
+  apart.train.sequence_length = 2 * saved.train.sequence_length;
+  other_attention(apart, format("set train.sequence_length: {}", saved.train.sequence_length));
   refused("version 2\n", "version of the numerics contract is 2", "use the invar that saved it");
 }
 

@@ -137,6 +137,8 @@ TEST_CASE("gemma4 layer types and window") {
   refuses(set(&M::sliding_window, 0), "sliding layers, which need model.sliding_window", "set model.sliding_window");
   refuses(set(&M::sliding_window, -1), "model.sliding_window = -1 must be 1 to", "at least 1");
   refuses(set(&M::sliding_rope_theta, 0), "model.sliding_rope_theta = 0 must be above 0", "model.sliding_rope_theta");
+  refuses(set(&M::sliding_rope_theta, 0.5), "model.sliding_rope_theta = 0.5: below 1", "such as 10000");
+  refuses(set(&M::rope_theta, 1e-6), "model.rope_theta = 1e-06: below 1", "such as 10000");
   const auto all_full = [](auto change) {
     return [=](M& m) {
       m.layer_types = "f", m.sliding_window = 0, m.global_head_dim = 0;
