@@ -9,8 +9,10 @@ import unittest
 import unittest.mock
 
 import invar_job
-from invar_job import FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, ids_of, series, wait_until
-from test_gpu import GpuTest, gpus
+from invar_job import (FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, SMALL, ids_of, last_by_step, series, to_yaml,
+                       wait_until)
+from test_gpu import GpuTest, gpus, use_gpus
+from test_supervise import SuperviseTest
 
 
 SHARED = 4  # ranks that share a GPU where there is but one
@@ -18,7 +20,7 @@ RANKS = next(n for n in (8, 4, 2) if n <= gpus()) if gpus() > 1 else SHARED  # o
 TENSOR = min(RANKS, 4)  # of these
 WORKERS = max(RANKS, 4)  # of two samples each
 # How far each of the ten losses in bf16 may lie from the reference's in fp64, which are 5.6 to 5.9.
-BF16_BANDS = {"qwen3": 6e-3, "qwen3_untied": 6e-3, "gemma4_e4b": 0.1, "gemma4_dense": 0.015}
+BF16_BANDS = {"qwen3": 6e-3, "qwen3_untied": 6e-3, "gemma4_e4b": 0.1, "gemma4_dense": 0.03}
 
 
 @unittest.skipUnless(gpus() >= 1, "no GPU")
@@ -101,7 +103,8 @@ class SeveralGpus(GpuTest):
     def test_a_gemma_4_has_one_state_at_every_layout(self):
         """With per-layer embeddings, shared keys and values, windows, and two KV heads, of which four ranks hold copies."""
         for precision in ("fp32", "bf16"):
-            self.config(model={"hf_path": REFERENCE / "gemma4_e4b", "init": "hf"}, numerics={"precision": precision})
+            model = {"hf_path": REFERENCE / "gemma4_e4b", "init": "hf"}
+            self.write("run.yaml", to_yaml({**SMALL, "model": model, "numerics": {"precision": precision}}))
             keys = ["device=cuda", "numerics.reduction=invariant", f"numerics.workers={WORKERS}",
                     f"train.global_batch_size={2 * WORKERS}", "log.hash_every=1", "parallel.bucket_size=20000"]
             self.train(f"one_{precision}", *keys)
@@ -185,6 +188,24 @@ class SeveralGpus(GpuTest):
         # Where the standing rank is missed first: in a sum of gradients or activations, or of a scalar in host memory.
         self.assertRegex(outcome.stderr, r"rank 0: \w+ \d+ in group '\w+' \(rank 0 of 2\), \d+ bytes, .*not done")
         self.assertRegex(outcome.stderr, r"in group 'tensor' .*(layer \d|head)")
+
+
+@unittest.skipUnless(gpus() >= 1, "no GPU")
+class Recovery(SuperviseTest):
+    def setUp(self):
+        super().setUp()
+        use_gpus()
+
+    def test_a_killed_rank_costs_a_restart_and_no_bit(self):
+        self.recipe(tensor=2, data=2, steps=400)
+        self.train("whole", "device=cuda", "parallel.tensor=1", "parallel.data=1")
+        process = self.supervise(overrides=["device=cuda", *(["comm.share_gpus=true"] if gpus() < 4 else [])])
+        self.signal_rank(3, 20)
+        outcome = self.finish_supervise(process)
+        self.assertIn("attempt 2: 3 ranks, tensor widths [2, 1]\n", outcome.stdout)
+        self.assertEqual(len(last_by_step(self.folder / "run", "state_hash")), 400)
+        self.check_same_bits("run", "whole")
+        print(next(line for line in outcome.stdout.splitlines() if "first new step" in line))
 
 
 if __name__ == "__main__":
