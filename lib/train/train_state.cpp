@@ -304,7 +304,7 @@ struct MetaRank {
 // Where the data ranks cut the rows of which this tensor rank holds copies, by name and first row.
 using CopyCuts = std::map<std::pair<std::string, int64_t>, std::vector<Range>>;
 
-void add_copy_cuts(const TrainState& state, int data_ranks, CopyCuts& cuts, bool& alike) {
+void add_copy_cuts(const TrainState& state, CopyCuts& cuts, bool& alike) {
   const RowOwnership& ownership = state.ownership();
   for (const WeightId id : state.parameters().layout()) {
     const Weight& weight = state.parameters().weight(id);
@@ -314,10 +314,11 @@ void add_copy_cuts(const TrainState& state, int data_ranks, CopyCuts& cuts, bool
       for (const RowRun& run : parameter.runs) {
         const int64_t begin = weight.offset + run.local * weight.cols - bucket.elements.begin;
         std::vector<Range> cut;
-        for (int rank = 0; rank < data_ranks; ++rank) {
-          const Range own =
-              intersect(bucket.blocks.front().owned(rank), {begin, begin + run.global.size() * weight.cols});
+        int64_t next = 0;
+        for (const int64_t count : bucket.blocks.front().counts) {
+          const Range own = intersect(Range{next, next + count}, {begin, begin + run.global.size() * weight.cols});
           cut.push_back(own.empty() ? Range{} : Range{own.begin - begin, own.end - begin});
+          next += count;
         }
         alike &= cuts.try_emplace({parameter.name, run.global.begin}, cut).first->second == cut;
       }
@@ -331,7 +332,7 @@ bool cuts_copies_alike(const Config& config, const Topology& topology) {
   bool alike = true;
   for (int rank = 0; rank < topology.tensor && alike; ++rank) {
     TrafficTable ignored;
-    add_copy_cuts(MetaRank(config, topology, rank, &ignored).state, topology.data, cuts, alike);
+    add_copy_cuts(MetaRank(config, topology, rank, &ignored).state, cuts, alike);
   }
   return alike;
 }
@@ -341,7 +342,10 @@ bool cuts_copies_alike(const Config& config, const Topology& topology) {
 Topology training_topology(const Config& config, const ReplicaPlan& plan) {
   Topology topology = topology_of(plan);
   // Sums in fixed order and of two terms are equal wherever they are made.
-  if (config.numerics.reduction == Reduction::kInvariant || topology.data <= 2 || !topology.uniform()) return topology;
+  if (config.numerics.reduction == Reduction::kInvariant || topology.data <= 2 || topology.tensor == 1 ||
+      !topology.uniform()) {
+    return topology;
+  }
   if (cuts_copies_alike(config, topology)) return topology;
   topology.widths = plan.widths;
   topology.samples = plan.samples;

@@ -1,5 +1,5 @@
 // The bits of small invariant runs on CPUs, kept here beside the version of the contract that promises them. They are
-// those of every x86-64 host with AVX2 and FMA and of any number of threads: a multiply-add is fused where the source
+// those of every x86-64 host with AVX2 and FMA: a multiply-add is fused where the source
 // says so, and no value comes from a math library.
 #include "config/field.h"
 #include "invariant_models.h"

@@ -126,7 +126,7 @@ std::vector<Sent> sent_of(Config config, int launched) {
   validate(config, launched);
   const ReplicaPlan plan = plan_replicas(config, launched);
   config.train.global_batch_size = plan.batch();
-  const Topology topology = topology_of(plan);
+  const Topology topology = training_topology(config, plan);
   std::vector<Sent> all;
   for (int rank = 0; rank < topology.world(); ++rank) {
     TrafficTable traffic;
