@@ -229,9 +229,10 @@ class SameCommand(CheckpointTest):
         self.assertEqual(outcome.code, 75, outcome)
         arguments = [invar_job.INVAR, "train", "run.yaml", "log.dir=run"]
         since = time.monotonic()
-        process = subprocess.Popen([*invar_job.LAUNCH, "-n", "1", *arguments, ":", "-n", "1", *arguments,
-                                    "checkpoint.resume=never"], cwd=self.folder, env=invar_job.ENVIRONMENT, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen([*invar_job.LAUNCH, "-n", "1", *arguments, "checkpoint.dir=run/checkpoints",
+                                    ":", "-n", "1", *arguments, "checkpoint.dir=elsewhere"], cwd=self.folder,
+                                   env=invar_job.ENVIRONMENT, text=True, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(lambda: invar_job.end(process) if process.poll() is None else None)
         outcome = self.finish(process, since, FAILURE_SECONDS)
         self.check_failure(outcome, DATA, "others found something else", "a file system that all hosts share")
