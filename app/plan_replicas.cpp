@@ -68,7 +68,7 @@ struct Load {
 
 struct Needs {
   Load memory;
-  Load sent;  // to other replicas in a step
+  Load sent;  // of gradients and new values in a step
 };
 
 Needs needs_of(const Config& config, const Topology& grid, DeviceType device) {
