@@ -18,7 +18,8 @@ std::string hash_of(const Bench& bench, const Tensor& tensor) {
   for (const uint32_t bits : bench.bits(tensor)) results.push_back(std::bit_cast<float>(bits));
   const int64_t count = std::ssize(results);
   std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(count)));
-  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(results).view({count, 1}), {0, 1, 1, 0}, view_of(blocks));
+  const ops::HashedRows all{{0, count}, {0, 1, 1, 0}};
+  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(results).view({count, 1}), {&all, 1}, view_of(blocks));
   return hash_text(hash_tensor(blocks));
 }
 

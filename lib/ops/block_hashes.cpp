@@ -28,44 +28,56 @@ void add_segment(Range elements, int64_t* blocks, Value value) {
   }
 }
 
-}  // namespace
-
-void add_block_hashes(const Stream& stream, const Tensor& values, const LogicalIndex& index, const Tensor& blocks) {
-  constexpr auto kOp = "add_block_hashes";
-  expect(kOp, "values", values, DType::kF32, {values.dim(0), values.dim(1)});
-  expect(kOp, "blocks", blocks, DType::kI64, {blocks.dim(0)});
-  if (values.empty()) return;
-  const int64_t rows = values.dim(0), cols = values.dim(1), width = index.block;
-  INVAR_CHECK(width > 0 && index.row_stride == width && cols % width == 0,
-              "{}: blocks of {} of {} columns, {} from row to row", kOp, width, cols, index.row_stride);
-  INVAR_CHECK(width == cols || index.block_stride >= rows * width, "{}: {} rows of {}, {} from block to block", kOp,
-              rows, width, index.block_stride);
-  const int64_t last = index.at(rows - 1, cols - 1);
-  INVAR_CHECK(index.first >= 0 && last < blocks.dim(0) * kHashBlock, "{}: elements {} to {}, {} blocks", kOp,
-              index.first, last, blocks.dim(0));
-  if (!has_work(kOp, stream, {&values, &blocks})) return;
-  if (on_cuda(stream)) return cuda::add_block_hashes(stream, values, index, blocks);
-  const auto* const from = values.data<float>();
-  auto* const sums = blocks.data<int64_t>();
+void add_rows(int threads, const float* values, int64_t cols, const HashedRows& run, int64_t* blocks) {
+  const int64_t rows = run.rows.size(), width = run.index.block;
+  const float* const from = values + run.rows.begin * cols;
   if (width == cols) {
-    cpu::parallel_for(stream.threads(), values.numel(), kWork, [&](Range part) {
-      add_segment({index.first + part.begin, index.first + part.end}, sums,
+    cpu::parallel_for(threads, rows * cols, kWork, [&](Range part) {
+      add_segment({run.index.first + part.begin, run.index.first + part.end}, blocks,
                   [own = from + part.begin](int64_t i) { return own[i]; });
     });
     return;
   }
-  cpu::parallel_for(stream.threads(), cols / width, rows * width * kWork, [&](Range column_blocks) {
+  cpu::parallel_for(threads, cols / width, rows * width * kWork, [&](Range column_blocks) {
     for (int64_t block = column_blocks.begin; block < column_blocks.end; ++block) {
       const auto* const own = from + block * width;
-      const int64_t begin = index.at(0, block * width);
+      const int64_t begin = run.index.at(0, block * width);
       const Range segment{begin, begin + rows * width};
       if (width == 1) {  // the common case, without divisions
-        add_segment(segment, sums, [=](int64_t i) { return own[i * cols]; });
+        add_segment(segment, blocks, [=](int64_t i) { return own[i * cols]; });
       } else {
-        add_segment(segment, sums, [=](int64_t i) { return own[i / width * cols + i % width]; });
+        add_segment(segment, blocks, [=](int64_t i) { return own[i / width * cols + i % width]; });
       }
     }
   });
+}
+
+void check_run(std::string_view op, const Tensor& values, const HashedRows& run, int64_t blocks) {
+  const int64_t rows = run.rows.size(), cols = values.dim(1), width = run.index.block;
+  INVAR_CHECK(run.rows.begin >= 0 && rows > 0 && run.rows.end <= values.dim(0), "{}: rows {} to {} of {}", op,
+              run.rows.begin, run.rows.end, values.dim(0));
+  INVAR_CHECK(width > 0 && run.index.row_stride == width && cols % width == 0,
+              "{}: blocks of {} of {} columns, {} from row to row", op, width, cols, run.index.row_stride);
+  INVAR_CHECK(width == cols || run.index.block_stride >= rows * width, "{}: {} rows of {}, {} from block to block", op,
+              rows, width, run.index.block_stride);
+  const int64_t last = run.index.at(rows - 1, cols - 1);
+  INVAR_CHECK(run.index.first >= 0 && last < blocks * kHashBlock, "{}: elements {} to {}, {} blocks", op,
+              run.index.first, last, blocks);
+}
+
+}  // namespace
+
+void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
+                      const Tensor& blocks) {
+  constexpr auto kOp = "add_block_hashes";
+  expect(kOp, "values", values, DType::kF32, {values.dim(0), values.dim(1)});
+  expect(kOp, "blocks", blocks, DType::kI64, {blocks.dim(0)});
+  for (const HashedRows& run : runs) check_run(kOp, values, run, blocks.dim(0));
+  if (!has_work(kOp, stream, {&values, &blocks}) || values.empty()) return;
+  if (on_cuda(stream)) return cuda::add_block_hashes(stream, values, runs, blocks);
+  for (const HashedRows& run : runs) {
+    add_rows(stream.threads(), values.data<float>(), values.dim(1), run, blocks.data<int64_t>());
+  }
 }
 
 }  // namespace invar::ops

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+
+#include "core/range.h"
 #include "core/split_mix.h"
 #include "core/tensor.h"
 #include "device/stream.h"
@@ -21,10 +24,17 @@ constexpr uint64_t hash_term(int64_t logical_index, uint32_t bits) {
 
 namespace ops {
 
-// Adds the terms of values, f32 (rows, cols), to the hashes of the blocks they lie in: i64 (blocks of the tensor), sums
-// modulo 2⁶⁴, which do not depend on the order. index: of the values in the tensor; row_stride is block, so that the
-// rows of a block of columns follow each other.
-void add_block_hashes(const Stream& stream, const Tensor& values, const LogicalIndex& index, const Tensor& blocks);
+// Rows of a tensor's storage. index: of these in the logical tensor, or in several that lie one after another, each
+// from the beginning of a block on; row_stride is block, so that the rows of a block of columns follow each other.
+struct HashedRows {
+  Range rows;
+  LogicalIndex index;
+};
+
+// Adds the terms of these rows of values, f32 (rows, cols), to the hashes of the blocks they lie in: i64 (blocks), sums
+// modulo 2⁶⁴, which do not depend on the order.
+void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
+                      const Tensor& blocks);
 
 }  // namespace ops
 }  // namespace invar

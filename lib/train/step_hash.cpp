@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "checkpoint/hdf5_file.h"
 #include "device/device.h"
@@ -42,17 +43,16 @@ Tensor values_of(const ParameterTable& table, const AdamW::OwnState& own, StateK
   return {};
 }
 
-// Rows of `run` that the piece holds go to the blocks; says how many elements.
-int64_t add_run(const Stream& stream, const Weight& weight, const Parameter& parameter, const RowRun& run,
-                const AdamW::OwnState& own, const Tensor& values, const Tensor& blocks) {
-  const int64_t begin = weight.offset + run.local * weight.cols;
-  const Range held = intersect({begin, begin + run.global.size() * weight.cols}, own.elements);
-  if (held.empty()) return 0;
-  const int64_t first = run.global.begin + (held.begin - begin) / weight.cols;  // pieces are whole rows
-  const Tensor rows = values.rows(held.begin - own.elements.begin, held.end - own.elements.begin);
-  ops::add_block_hashes(stream, rows.view({held.size() / weight.cols, weight.cols}),
-                        parameter.logical_index().from_row(first), blocks);
-  return held.size();
+// Rows of `run` that the piece holds, as rows of the piece; none if it holds none. first_block: of the parameter's.
+std::optional<ops::HashedRows> held_rows(const Weight& weight, const Parameter& parameter, const RowRun& run,
+                                         const AdamW::OwnState& own, int64_t first_block) {
+  const int64_t piece = (own.elements.begin - weight.offset) / weight.cols;  // its first row; pieces are whole rows
+  const Range rows =
+      intersect(Range{run.local, run.local + run.global.size()}, {piece, piece + own.elements.size() / weight.cols});
+  if (rows.empty()) return std::nullopt;
+  ops::LogicalIndex index = parameter.logical_index().from_row(run.global.begin + rows.begin - run.local);
+  index.first += first_block * kHashBlock;
+  return ops::HashedRows{{rows.begin - piece, rows.end - piece}, index};
 }
 
 // The tensors' blocks, from one after another in `blocks` of every rank; every element must have been added once.
@@ -84,14 +84,20 @@ std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups&
   int64_t added = 0;
   for (const AdamW::OwnState& own : state.optimizer().own_states()) {
     const Weight& weight = table.weight(own.weight);
+    std::vector<ops::HashedRows> runs;
     for (const Parameter& parameter : weight.parameters) {
       const auto at = index.find(&parameter);
       if (at == index.end() || !parameter.counted()) continue;
       for (const RowRun& run : parameter.runs) {
-        added += add_run(state.stream(), weight, parameter, run, own, values_of(table, own, kind),
-                         blocks.rows(ends[at->second], ends[at->second + 1]));
+        const auto held = held_rows(weight, parameter, run, own, ends[at->second]);
+        if (!held) continue;
+        runs.push_back(*held);
+        added += held->rows.size() * weight.cols;
       }
     }
+    if (runs.empty()) continue;
+    const Tensor values = values_of(table, own, kind);
+    ops::add_block_hashes(state.stream(), values.view({values.numel() / weight.cols, weight.cols}), runs, blocks);
   }
   sum_over_ranks(*groups.world, state.stream(), blocks, added, tensors);
   return tensors;

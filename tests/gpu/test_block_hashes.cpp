@@ -6,9 +6,9 @@ namespace {
 
 using namespace invar::test;
 
-std::vector<int64_t> on_gpu(const HostTensor& values, const LogicalIndex& index, std::vector<int64_t> blocks) {
+std::vector<int64_t> on_gpu(const HostTensor& values, std::span<const HashedRows> runs, std::vector<int64_t> blocks) {
   const DeviceTensor sums(view_of(blocks));
-  add_block_hashes(gpu(), DeviceTensor(values), index, sums);
+  add_block_hashes(gpu(), DeviceTensor(values), runs, sums);
   copy_across(gpu(), sums, view_of(blocks));
   return blocks;
 }
@@ -19,11 +19,19 @@ TEST_CASE("add_block_hashes on the GPU gives the CPU's sums, in every form of st
     HostTensor values = random_tensor(DType::kF32, {form.rows, form.cols}, 3);
     const std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(form.numel)), -5);  // added to
     std::vector<int64_t> expected = blocks;
-    add_block_hashes(kCpu, values, form.index, view_of(expected));
-    CHECK(on_gpu(values, form.index, blocks) == expected);
+    const HashedRows all{{0, form.rows}, form.index};
+    add_block_hashes(kCpu, values, {&all, 1}, view_of(expected));
+    CHECK(on_gpu(values, {&all, 1}, blocks) == expected);
     values.set(values.size() / 2, 1e-30);
-    CHECK(on_gpu(values, form.index, blocks) != expected);
+    CHECK(on_gpu(values, {&all, 1}, blocks) != expected);
   }
+}
+
+TEST_CASE("add_block_hashes on the GPU takes runs of rows of several tensors") {
+  const InterleavedRuns runs;
+  std::vector<int64_t> expected(runs.blocks);
+  add_block_hashes(kCpu, runs.values, runs.runs, view_of(expected));
+  CHECK(on_gpu(runs.values, runs.runs, std::vector<int64_t>(runs.blocks)) == expected);
 }
 
 }  // namespace

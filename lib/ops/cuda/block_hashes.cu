@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/integer.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/device_math.cuh"
@@ -46,50 +48,76 @@ struct BlockSum {
   }
 };
 
+// Runs of one launch, by value.
+constexpr int kRuns = 64;
+struct Call {
+  const float* values;
+  int64_t cols;
+  Hash* blocks;
+  HashedRows runs[kRuns];
+};
+
 // Neighbours in storage are neighbours in the tensor: lanes read them side by side, and mostly end in one block.
-__global__ void __launch_bounds__(kThreads)
-    flat_kernel(const float* values, int64_t count, int64_t first, Hash* blocks) {
+__global__ void __launch_bounds__(kThreads) flat_kernel(const __grid_constant__ Call call) {
+  const HashedRows& run = call.runs[blockIdx.y];
+  const int64_t count = run.rows.size() * call.cols, first = run.index.first;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+  if (warp * kWarp * kPerThread >= count) return;
   const int64_t begin = min(count, warp * kWarp * kPerThread + threadIdx.x % kWarp);
   const int64_t own_count = min(int64_t{kPerThread}, (count - begin + kWarp - 1) / kWarp);
-  BlockSum own{blocks, (first + min(begin, count - 1)) / kHashBlock};
-  own.add(values + begin, kWarp, first + begin, kWarp, own_count);
+  BlockSum own{call.blocks, (first + min(begin, count - 1)) / kHashBlock};
+  own.add(call.values + run.rows.begin * call.cols + begin, kWarp, first + begin, kWarp, own_count);
   if (__all_sync(~0u, own.block == __shfl_sync(~0u, own.block, 0)) != 0) {
-    for (int lane = kWarp / 2; lane > 0; lane /= 2) own.sum += __shfl_down_sync(~0u, own.sum, lane);
+    own.sum = lane_sum(own.sum);
     if (threadIdx.x % kWarp != 0) return;
   }
   own.write();
 }
 
 // A column's elements are neighbours in the tensor, or parted by those of the columns in its block: a thread goes down.
-__global__ void __launch_bounds__(kThreads)
-    columns_kernel(const float* values, int64_t rows, int64_t cols, LogicalIndex index, Hash* blocks) {
+__global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant__ Call call) {
+  const HashedRows& run = call.runs[blockIdx.z];
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (col >= cols) return;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kPerThread;
-  const int64_t first = index.at(begin, col);
-  BlockSum own{blocks, first / kHashBlock};
-  own.add(values + begin * cols + col, cols, first, index.row_stride, min(int64_t{kPerThread}, rows - begin));
+  if (col >= call.cols || begin >= run.rows.size()) return;
+  const int64_t first = run.index.at(begin, col);
+  BlockSum own{call.blocks, first / kHashBlock};
+  own.add(call.values + (run.rows.begin + begin) * call.cols + col, call.cols, first, run.index.row_stride,
+          min(int64_t{kPerThread}, run.rows.size() - begin));
   own.write();
+}
+
+void launch(const Stream& stream, const Call& call, std::span<const HashedRows> runs) {
+  int64_t rows = 0;
+  for (const HashedRows& run : runs) rows = std::max(rows, run.rows.size());
+  const auto count = static_cast<unsigned>(runs.size());
+  if (runs.front().index.block == call.cols) {
+    const auto blocks = static_cast<unsigned>(ceil_div(rows * call.cols, int64_t{kThreads} * kPerThread));
+    flat_kernel<<<dim3(blocks, count), kThreads, 0, cuda_handle(stream)>>>(call);
+  } else {
+    const auto down = ceil_div(rows, int64_t{kPerThread});
+    INVAR_CHECK(down <= 65535, "add_block_hashes: {} rows", rows);
+    const dim3 grid(static_cast<unsigned>(ceil_div(call.cols, int64_t{kThreads})), static_cast<unsigned>(down), count);
+    columns_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(call);
+  }
+  check_launch("add_block_hashes");
 }
 
 }  // namespace
 
-void add_block_hashes(const Stream& stream, const Tensor& values, const LogicalIndex& index, const Tensor& blocks) {
-  const auto* const from = values.data<float>();
-  auto* const sums = static_cast<Hash*>(blocks.raw());
-  const int64_t rows = values.dim(0), cols = values.dim(1);
-  if (index.block == cols) {
-    const int64_t grid = ceil_div(values.numel(), int64_t{kThreads} * kPerThread);
-    flat_kernel<<<static_cast<unsigned>(grid), kThreads, 0, cuda_handle(stream)>>>(from, values.numel(), index.first,
-                                                                                   sums);
-  } else {
-    const dim3 grid(static_cast<unsigned>(ceil_div(cols, int64_t{kThreads})),
-                    static_cast<unsigned>(ceil_div(rows, int64_t{kPerThread})));
-    INVAR_CHECK(grid.y <= 65535, "add_block_hashes: {} rows", rows);
-    columns_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(from, rows, cols, index, sums);
+void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
+                      const Tensor& blocks) {
+  Call call{values.data<float>(), values.dim(1), static_cast<Hash*>(blocks.raw()), {}};
+  while (!runs.empty()) {
+    const auto other = std::ranges::find_if(runs, [&](const HashedRows& run) {
+      return (run.index.block == call.cols) != (runs.front().index.block == call.cols);
+    });
+    const std::span<const HashedRows> some(runs.begin(),
+                                           std::min(other, runs.begin() + std::min<int64_t>(kRuns, std::ssize(runs))));
+    std::ranges::copy(some, call.runs);
+    launch(stream, call, some);
+    runs = runs.subspan(some.size());
   }
-  check_launch("add_block_hashes");
 }
 
 }  // namespace invar::ops::cuda

@@ -101,7 +101,8 @@ void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& p
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
-void add_block_hashes(const Stream& stream, const Tensor& values, const LogicalIndex& index, const Tensor& blocks);
+void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
+                      const Tensor& blocks);
 
 Proofs proofs(const Stream& stream);
 

@@ -23,8 +23,8 @@ StateHash made_up_state(int64_t step, int64_t changed = -1) {
         values[i] = static_cast<float>(i * (kind + 1)) + static_cast<float>(step);
       if (kind == 1 && rows == 50 && changed >= 0) values[static_cast<size_t>(changed)] += 1;
       std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(std::ssize(values))));
-      ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(values).view({rows, 100}), {0, 100, 100, 0},
-                            view_of(blocks));
+      const ops::HashedRows all{{0, rows}, {0, 100, 100, 0}};
+      ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(values).view({rows, 100}), {&all, 1}, view_of(blocks));
       hash.tensors[kind].push_back({name, {rows, 100}, blocks});
     }
   }

@@ -44,8 +44,9 @@ std::vector<float> stored_rows(const Parameter& parameter, const std::vector<flo
 
 // Adds rows of the parameter's unit-major form to the blocks of its logical tensor.
 void add_rows(const Parameter& parameter, Range rows, std::vector<float> stored, std::vector<int64_t>& blocks) {
-  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(stored).view({rows.size(), parameter.cols()}),
-                        parameter.logical_index().from_row(rows.begin), view_of(blocks));
+  const ops::HashedRows all{{0, rows.size()}, parameter.logical_index().from_row(rows.begin)};
+  ops::add_block_hashes(Stream(DeviceType::kCpu), view_of(stored).view({rows.size(), parameter.cols()}), {&all, 1},
+                        view_of(blocks));
 }
 
 std::vector<int64_t> blocks_of(const std::vector<float>& logical) {

@@ -21,20 +21,41 @@ TEST_CASE("add_block_hashes adds every element's term to the hash of its block")
         expected[static_cast<size_t>(at / kHashBlock)] += hash_term(at, std::bit_cast<uint32_t>(value));
       }
     }
-    add_block_hashes(Stream(DeviceType::kCpu, threads), values, form.index, view_of(blocks));
+    const HashedRows all{{0, form.rows}, form.index};
+    add_block_hashes(Stream(DeviceType::kCpu, threads), values, {&all, 1}, view_of(blocks));
     CHECK(blocks == std::vector<int64_t>(expected.begin(), expected.end()));
   }
+}
+
+TEST_CASE("add_block_hashes takes runs of rows of several tensors, in any order") {
+  const InterleavedRuns runs;
+  std::vector<int64_t> at_once(runs.blocks), one_by_one(runs.blocks);
+  add_block_hashes(kTwoThreads, runs.values, runs.runs, view_of(at_once));
+  for (const HashedRows& run : runs.runs) {
+    const Tensor rows = runs.values.tensor().rows(run.rows.begin, run.rows.end);
+    const HashedRows all{{0, run.rows.size()}, run.index};
+    add_block_hashes(kCpu, rows, {&all, 1}, view_of(one_by_one));
+  }
+  CHECK(at_once == one_by_one);
+  const HashedRows beyond{{150 * 32, 150 * 32 + 1}, {0, 40, 40, 0}};
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              add_block_hashes(kCpu, runs.values, {&beyond, 1}, view_of(at_once));
+                            }),
+                 "rows 4800 to 4801 of 4800"));
 }
 
 TEST_CASE("add_block_hashes of no elements, on meta, and where it must not") {
   std::vector<int64_t> sums = {7, 7};
   const Tensor blocks = view_of(sums);
-  add_block_hashes(kCpu, HostTensor(DType::kF32, {0, 5}), {0, 5, 5, 0}, blocks);
-  add_block_hashes(kMeta, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {1 << 20, 1 << 20}), {0, 1 << 20, 1 << 20, 0},
+  add_block_hashes(kCpu, HostTensor(DType::kF32, {0, 5}), {}, blocks);
+  const HashedRows large{{0, 1 << 20}, {0, 1 << 20, 1 << 20, 0}};
+  add_block_hashes(kMeta, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {1 << 20, 1 << 20}), {&large, 1},
                    Tensor(nullptr, DType::kI64, DeviceType::kMeta, {1 << 28}));
   const auto refusal = [&](const Tensor& values, const LogicalIndex& index, const Stream& stream = kCpu) {
     const Tensor place(blocks.raw(), DType::kI64, stream.device(), blocks.shape());
-    return message_of(ErrorKind::kFault, [&] { add_block_hashes(stream, values, index, place); });
+    const HashedRows run{{0, values.dim(0)}, index};
+    return message_of(ErrorKind::kFault, [&] { add_block_hashes(stream, values, {&run, 1}, place); });
   };
   CHECK(contains(refusal(Tensor(nullptr, DType::kF32, DeviceType::kMeta, {4, 6}), {0, 7, 6, 0}, kMeta), "7 from row"));
   CHECK(sums == std::vector<int64_t>{7, 7});
