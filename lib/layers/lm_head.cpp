@@ -139,7 +139,8 @@ void LmHead::chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float s
   const bool proved = ctx.weights.leaves(table_.weight) != nullptr;
   const int64_t parts = proved ? ceil_div(rows * chunk.x.dim(1) * size_of(DType::kF32), kProvedBytes) : 1;
   const int64_t at_once = round_up(ceil_div(rows, std::max<int64_t>(parts, 1)), kVocabUnit);
-  ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, [&](Range tokens, const Tensor& into) {
+  const LeafKind gradient = sample_chunk_ < ctx.sequence_length ? LeafKind::kOwnBuffer : LeafKind::kAddable;
+  ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, gradient, [&](Range tokens, const Tensor& into) {
     const Range local{tokens.begin - chunk.tokens.begin, tokens.end - chunk.tokens.begin};
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const Range part{begin, std::min(begin + at_once, rows)};

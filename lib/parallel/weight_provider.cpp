@@ -14,21 +14,22 @@ void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion
 
 void ResidentWeights::end_micro_batch(const Stream& stream) {
   const int64_t samples = vector_sums_.samples();
-  vector_sums_.finish(stream, samples_->order.of(Range{samples_->first, samples_->first + samples}));
+  vector_sums_.finish(stream, samples_->order.of({samples_->first, samples_->first + samples}, LeafKind::kAddable));
   for (const WeightId id : held_back_) {
     if (listener_.gradient_done) listener_.gradient_done(id);
   }
   held_back_.clear();
 }
 
-void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) {
+void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
+                                 const AddGradient& add) {
   if (!samples_) return add(tokens, table_.weight(use.id).gradient);
   if (by_terms(use.id)) return add(tokens, vector_sums_.terms(use.id));
   const int64_t length = samples_->sequence_length;
   for (int64_t sample = tokens.begin / length; sample * length < tokens.end; ++sample) {
     const Range whole{sample * length, (sample + 1) * length};
     const Range part = intersect(tokens, whole);
-    const WorkerOrder::Place& place = samples_->order.of(samples_->first + sample);
+    const WorkerOrder::Place& place = samples_->order.of(samples_->first + sample, gradient);
     const Tensor into = table_.gradient(use, place.buffer);
     if (place.clears && part.begin == whole.begin) ops::zero(stream, into);
     add(part, into);

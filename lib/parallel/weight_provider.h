@@ -19,8 +19,10 @@ class WeightProvider {
   // Adds the gradient of these tokens of the micro-batch, by calls add(part, into) for parts of them, ascending, each
   // of which adds the gradient of its part to `into`, f32 of the weight's shape. In any order there is one part; in
   // fixed order a part lies within a sample. A weight with `terms` has one part too, and `into` are its rows.
+  // gradient: of a sample; addable if a call takes whole samples, and adds one finished value to an element.
   using AddGradient = std::function<void(Range tokens, const Tensor& into)>;
-  virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) = 0;
+  virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
+                          const AddGradient& add) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
   virtual void gradient_done(WeightId id) = 0;
 };
@@ -49,7 +51,8 @@ class ResidentWeights : public WeightProvider {
   Tensor acquire_forward(WeightId id) override { return acquire(id); }
   Tensor acquire_backward(WeightId id) override { return acquire(id); }
   const LeafCut* leaves(WeightId id) const override { return table_.weight(id).leaves.get(); }
-  void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) override;
+  void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
+                  const AddGradient& add) override;
   void gradient_done(WeightId id) override;
 
  private:

@@ -28,20 +28,30 @@ std::vector<Range> deal_workers(int64_t workers, int64_t batch, std::span<const 
   return runs;
 }
 
+std::vector<WorkerOrder::Place> places_of(const LeafProgram& program, int64_t workers, int64_t batch,
+                                          LeafKind gradient) {
+  std::vector<WorkerOrder::Place> places;
+  int used = 0;  // buffers
+  for (const LeafProgram::Step& step : program.steps) {
+    const int64_t own = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
+    const int at_once = gradient == LeafKind::kAddable && own == 1 && step.joins > 0 ? 1 : 0;
+    const int buffer = step.buffer - at_once;
+    for (int64_t sample = 0; sample < own; ++sample) {
+      const bool clears = at_once == 0 && sample == 0 && buffer < used;
+      places.push_back({buffer, clears, sample + 1 == own ? step.joins - at_once : 0});
+    }
+    used = std::max(used, buffer + 1);
+  }
+  return places;
+}
+
 }  // namespace
 
 WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank)
     : plan_(workers, deal_workers(workers, batch, samples)),
       program_(leaf_program(workers, workers_within(samples[static_cast<size_t>(data_rank)], workers, batch),
-                            LeafKind::kOwnBuffer)) {
-  int used = 0;  // buffers
-  for (const LeafProgram::Step& step : program_.steps) {
-    const int64_t own = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
-    for (int64_t sample = 0; sample < own; ++sample) {
-      places_.push_back({step.buffer, sample == 0 && step.buffer < used, sample + 1 == own ? step.joins : 0});
-    }
-    used = std::max(used, step.buffer + 1);
-  }
-}
+                            LeafKind::kOwnBuffer)),
+      own_buffer_(places_of(program_, workers, batch, LeafKind::kOwnBuffer)),
+      addable_(places_of(program_, workers, batch, LeafKind::kAddable)) {}
 
 }  // namespace invar

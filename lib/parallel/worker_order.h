@@ -19,10 +19,12 @@ class WorkerOrder {
 
   // Buffers are zero when a step begins; a worker clears one that has been used before.
   using Place = ops::SamplePlace;
-  // sample: counted from this rank's first one of the step.
-  const Place& of(int64_t sample) const { return places_[static_cast<size_t>(sample)]; }
-  std::span<const Place> of(Range samples) const {
-    return std::span(places_).subspan(static_cast<size_t>(samples.begin), static_cast<size_t>(samples.size()));
+  // Of a sample's gradient. If that is addable, a worker of one sample adds it to its sibling's sum at once: the same
+  // addition without a buffer between. sample: counted from this rank's first one of the step.
+  const Place& of(int64_t sample, LeafKind gradient) const { return of({sample, sample + 1}, gradient).front(); }
+  std::span<const Place> of(Range samples, LeafKind gradient) const {
+    return std::span(gradient == LeafKind::kAddable ? addable_ : own_buffer_)
+        .subspan(static_cast<size_t>(samples.begin), static_cast<size_t>(samples.size()));
   }
 
   int buffers() const { return program_.buffers; }
@@ -32,7 +34,7 @@ class WorkerOrder {
  private:
   TreePlan plan_;
   LeafProgram program_;
-  std::vector<Place> places_;
+  std::vector<Place> own_buffer_, addable_;
 };
 
 }  // namespace invar

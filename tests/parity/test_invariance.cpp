@@ -137,6 +137,17 @@ TEST_CASE("workers of several samples: every layout has the state of one rank af
   WARN(compared << " layouts compared with one rank, ten steps each");
 }
 
+// Where sibling workers are on one rank, sums of one take values of the other at once; here each is on a rank of its own.
+TEST_CASE("a worker on every data rank: every layout has the state of one rank after every step") {
+  for (const MakeModel make : {tied_qwen3, gemma4_e_series}) {
+    for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+      Config config = make(precision);
+      config.data.mock_vocab_size = 9;  // so that tokens come several times in a sample
+      compare_layouts(config, {{1, false, 12, 1}, {2, true, 6, 2}});
+    }
+  }
+}
+
 TEST_CASE("every cut of a batch that all of them divide: every layout has the state of one rank after every step") {
   const std::vector<std::pair<int, bool>> tensor = {{1, false}, {8, true}, {3, true}, {2, false}, {4, true}};
   size_t compared = 0;
@@ -394,7 +405,7 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     TensorRegion region(*alone, false, 1);
     region.set_tokens(2 * kSequence);
     weights.begin_micro_batch(stream, region, gradients, {order, 0, 2 * kSequence / samples});
-    weights.accumulate(stream, id, {0, 2 * kSequence}, [&](Range tokens, const Tensor& into) {
+    weights.accumulate(stream, id, {0, 2 * kSequence}, LeafKind::kAddable, [&](Range tokens, const Tensor& into) {
       ops::matmul(stream, all_d_y.rows(tokens.begin, tokens.end), ops::Transpose::kYes,
                   all_x.rows(tokens.begin, tokens.end), ops::Transpose::kNo, into, 1.0f);
     });

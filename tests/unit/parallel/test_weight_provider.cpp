@@ -47,7 +47,7 @@ void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t
       const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
       for (const Gradients& use : uses) {
         int64_t next = tokens.begin;
-        weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
+        weights.accumulate(kCpu, use.use, tokens, LeafKind::kOwnBuffer, [&](Range part, const Tensor& into) {
           CHECK(part.begin == next);
           CHECK(part.begin / kSequence == (part.end - 1) / kSequence);  // of one sample
           CHECK((into.dim(0) == 5 && into.dim(1) == 3));
@@ -116,7 +116,7 @@ TEST_CASE("any order: one part, added to the gradient") {
   CHECK(weights.leaves(first.id) == nullptr);
   std::vector<Range> parts;
   for (const WeightUse& use : {first, second}) {
-    weights.accumulate(kCpu, use, {3, 11}, [&](Range part, const Tensor& into) {
+    weights.accumulate(kCpu, use, {3, 11}, LeafKind::kAddable, [&](Range part, const Tensor& into) {
       parts.push_back(part);
       for (float& x : into.span<float>()) x += 2;
     });

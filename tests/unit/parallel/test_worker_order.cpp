@@ -13,10 +13,9 @@ namespace {
 using Places = std::vector<std::vector<int>>;
 
 // {buffer, clears, joins} of each sample of a rank.
-Places places_of(const WorkerOrder& order, int64_t samples) {
+Places places_of(const WorkerOrder& order, int64_t samples, LeafKind gradient = LeafKind::kOwnBuffer) {
   Places places;
-  for (int64_t sample = 0; sample < samples; ++sample) {
-    const WorkerOrder::Place& place = order.of(sample);
+  for (const WorkerOrder::Place& place : order.of({0, samples}, gradient)) {
     places.push_back({place.buffer, place.clears ? 1 : 0, place.joins});
   }
   return places;
@@ -25,11 +24,11 @@ Places places_of(const WorkerOrder& order, int64_t samples) {
 constexpr int64_t kElements = 8;
 
 // What a rank's buffers hold after its samples, in the order of its nodes. samples (B, kElements).
-Elements nodes_of(const WorkerOrder& order, Range own, const Elements& samples) {
+Elements nodes_of(const WorkerOrder& order, Range own, const Elements& samples, LeafKind gradient) {
   Elements buffers(static_cast<size_t>(order.buffers() * kElements), 0.0f);
   const auto at = [](int64_t row, int64_t i) { return static_cast<size_t>(row * kElements + i); };
   for (int64_t sample = 0; sample < own.size(); ++sample) {
-    const WorkerOrder::Place& place = order.of(sample);
+    const WorkerOrder::Place& place = order.of(sample, gradient);
     for (int64_t i = 0; i < kElements; ++i) {
       if (place.clears) buffers[at(place.buffer, i)] = 0;
       buffers[at(place.buffer, i)] += samples[at(own.begin + sample, i)];
@@ -80,6 +79,17 @@ TEST_CASE("a batch that workers do not divide: they have two, three and three sa
         Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
 }
 
+TEST_CASE("an addable gradient of a worker's only sample goes to its sibling's sum at once") {
+  const WorkerOrder one = test::equal_order(8, 8, 1, 0);
+  CHECK(places_of(one, 8, LeafKind::kAddable) ==
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 0, 0}, {2, 0, 2}});
+  const WorkerOrder two = test::equal_order(4, 8, 1, 0);  // its sum is not a finished value before the second
+  CHECK(places_of(two, 8, LeafKind::kAddable) == places_of(two, 8));
+  const WorkerOrder mixed = test::equal_order(4, 6, 1, 0);  // one, two, one and two samples
+  CHECK(places_of(mixed, 6, LeafKind::kAddable) ==
+        Places{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {2, 0, 0}, {2, 0, 2}});
+}
+
 TEST_CASE("one worker is one sum over all samples") {
   const WorkerOrder order = test::equal_order(1, 3, 1, 0);
   CHECK(order.buffers() == 1);
@@ -96,13 +106,15 @@ TEST_CASE("random workers, batches and ranks give the bits of one rank, and of t
     if (workers < data || !begins_with_workers(data, workers, batch)) continue;
     const Elements samples = test::wide_values(batch * kElements, run);
     const Elements expected = test::tree_root(worker_sums(samples, workers, batch), kElements);
-    std::vector<Elements> nodes;
-    for (int rank = 0; rank < data; ++rank) {
-      const WorkerOrder order = test::equal_order(workers, batch, data, rank);
-      nodes.push_back(nodes_of(order, {batch * rank / data, batch * (rank + 1) / data}, samples));
+    for (const LeafKind gradient : {LeafKind::kOwnBuffer, LeafKind::kAddable}) {
+      std::vector<Elements> nodes;
+      for (int rank = 0; rank < data; ++rank) {
+        const WorkerOrder order = test::equal_order(workers, batch, data, rank);
+        nodes.push_back(nodes_of(order, {batch * rank / data, batch * (rank + 1) / data}, samples, gradient));
+      }
+      wrong +=
+          test::different(test::root_of(test::equal_order(workers, batch, data, 0).plan(), nodes, kElements), expected);
     }
-    wrong +=
-        test::different(test::root_of(test::equal_order(workers, batch, data, 0).plan(), nodes, kElements), expected);
     control += test::different(worker_sums(samples, 1, batch), expected);
     compared += kElements;
   }
