@@ -298,7 +298,9 @@ class NcclCommunicator final : public DeviceCommunicator {
     std::array<int32_t, sizeof(id) / sizeof(int32_t)> words{};
     static_assert(sizeof(words) == sizeof(id));
     std::memcpy(words.data(), &id, sizeof(id));
-    host().broadcast(stream, Tensor(words.data(), DType::kI32, DeviceType::kCpu, {std::ssize(words)}), 0);
+    in_host("broadcast of NCCL's id", sizeof(id), [&] {
+      host().broadcast(stream, Tensor(words.data(), DType::kI32, DeviceType::kCpu, {std::ssize(words)}), 0);
+    });
     std::memcpy(&id, words.data(), sizeof(id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

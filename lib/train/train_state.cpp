@@ -200,6 +200,7 @@ ExactSum TrainState::take_loss() {
 }
 
 double TrainState::finish_gradients() {
+  set_phase(stream_, "sums and norm of the gradients");
   sync_.finish();
   const Tensor& gradients = model_.parameters().flat_gradients();
   return order_ ? gradient_norm(stream_, gradients, counted_rows_, *groups_.world, row_squares_)
@@ -207,7 +208,9 @@ double TrainState::finish_gradients() {
 }
 
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
+  set_phase(stream_, "optimizer");
   optimizer_.update(stream_, step, lr, gradient_scale, [this](size_t bucket) { sync_.publish(bucket); });
+  set_phase(stream_, "");
 }
 
 void TrainState::load(const CheckpointReader& reader) {
