@@ -70,8 +70,29 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
   log.warn(format("rank 0 of {} alone: losses mean nothing, and of communication there are local copies only",
                   topology.world()));
   for (const std::string& remark : plan_remarks(config, plan)) log.info(remark);
-  Trainer(config, groups, device.stream, nullptr).run(log);
+  StopControl stop(config.train, nullptr);
+  Trainer(config, groups, device.stream, stop).run(log);
   return 0;
+}
+
+// With the shares of the batch that the ranks have planned, until the run ends or they should be others.
+Ending train_by_plan(const Config& config, TrainingRanks& ranks, const RankDevice& device, StopControl& stop,
+                     ReplicaWork* work, Log& log) {
+  const ProcessGroups groups = make_process_groups(*device.world, training_topology(config, ranks.plan()));
+  std::unique_ptr<Trainer> trainer;
+  together(ranks.world(), [&] {
+    if (ranks.world().rank() == 0) {
+      for (const std::string& remark : ranks.remarks()) log.warn(remark);
+    }
+    trainer = std::make_unique<Trainer>(config, groups, device.stream, stop, work);
+  });
+  try {
+    return trainer->run(log);
+  } catch (...) {
+    // It would wait for what is being written, and the other ranks for this one. The process ends soon.
+    (void)trainer.release();
+    throw;
+  }
 }
 
 }  // namespace
@@ -84,7 +105,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, session.world().size(), hosts);
   });
-  const Config given = config;
+  Config given = config;
   TrainingRanks ranks(config, session, hosts);
   if (ranks.idle()) {
     catch_stop_signals();  // of a launcher that passes them on to every rank
@@ -97,30 +118,30 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     const std::string dir = checkpoint_dir(config);
     if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
   });
-  const Topology topology = training_topology(config, ranks.plan());
   const RankDevice device = open_device(config, session, world);
-  const ProcessGroups groups = make_process_groups(*device.world, topology);
-
-  const volatile std::sig_atomic_t* signal = checkpoint_dir(config).empty() ? nullptr : catch_stop_signals();
-  std::unique_ptr<ReplicaWork> work;
-  if (!ranks.plan().uniform()) work = std::make_unique<ReplicaWork>(given, ranks.plan());
-  std::unique_ptr<Trainer> trainer;
+  StopControl stop(config.train, checkpoint_dir(config).empty() ? nullptr : catch_stop_signals());
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
-    if (world.rank() == 0) {
-      for (const std::string& remark : ranks.remarks()) log->warn(remark);
-      if (device.shares_gpus) log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
+    if (world.rank() == 0 && device.shares_gpus) {
+      log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
     }
-    trainer = std::make_unique<Trainer>(config, groups, device.stream, signal, std::move(work));
   });
+  std::optional<ReplicaWork> work;
+  if (!ranks.plan().uniform()) work.emplace(given, ranks.plan());
   Ending ending{};
   try {
-    ending = trainer->run(*log);
+    while ((ending = train_by_plan(config, ranks, device, stop, work ? &*work : nullptr, *log)) == Ending::kReshare) {
+      given.parallel.nonuniform.speeds = work->speeds()->speeds;
+      given.checkpoint.resume = "auto";  // the one that was just saved, wherever the run began
+      config = given;
+      ranks.share_anew(config, hosts);
+      const int64_t patience = work->patience();
+      work.reset();
+      if (!ranks.plan().uniform()) work.emplace(given, ranks.plan(), patience);
+    }
   } catch (...) {
-    // They would wait for what is being written, and the other ranks for this one. The process ends soon.
-    (void)trainer.release();
-    (void)new RunDirectory::Lock(std::move(lock));
+    (void)new RunDirectory::Lock(std::move(lock));  // until the process ends, which writes on
     throw;
   }
   world.barrier();

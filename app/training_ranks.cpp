@@ -32,14 +32,8 @@ std::vector<HostSlot> gather_hosts(MpiSession& session) {
 }
 
 TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<const HostSlot> hosts)
-    : plan_(plan_replicas(config, session.world().size(), hosts)),
-      remarks_(plan_remarks(config, plan_)),
-      world_(&session.world()) {
-  check_plan(config, plan_, session.world());
-  if (!is_whole_grid(config, plan_)) {
-    config.train.global_batch_size = plan_.batch();
-    config.parallel.nonuniform.batch = BatchPolicy::kKeep;  // what this config says shrinks no further
-  }
+    : plan_(plan_replicas(config, session.world().size(), hosts)), world_(&session.world()) {
+  adopt_plan(config);
   const std::vector<int> order = plan_.training_order();
   const int rank = session.world().rank();
   const bool as_launched = std::ssize(order) == session.world().size() && std::is_sorted(order.begin(), order.end());
@@ -48,6 +42,22 @@ TrainingRanks::TrainingRanks(Config& config, MpiSession& session, std::span<cons
   const bool trains = place != order.end();
   part_ = session.world().split(trains ? 0 : -1, static_cast<int>(place - order.begin()), "world");
   world_ = part_.get();
+}
+
+// Collective over world_.
+void TrainingRanks::adopt_plan(Config& config) {
+  check_plan(config, plan_, *world_);
+  remarks_ = plan_remarks(config, plan_);
+  if (is_whole_grid(config, plan_)) return;
+  config.train.global_batch_size = plan_.batch();
+  config.parallel.nonuniform.batch = BatchPolicy::kKeep;  // what this config says shrinks no further
+}
+
+void TrainingRanks::share_anew(Config& config, std::span<const HostSlot> hosts) {
+  const std::vector<ReplicaPlan::Place> places = plan_.places;
+  plan_ = plan_replicas(config, static_cast<int>(places.size()), hosts);
+  INVAR_CHECK(plan_.places == places, "other speeds move ranks");
+  adopt_plan(config);
 }
 
 int TrainingRanks::wait_for_the_others(MpiSession& session) const {

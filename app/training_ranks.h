@@ -24,10 +24,15 @@ class TrainingRanks {
   const std::vector<std::string>& remarks() const { return remarks_; }  // plan_remarks()
   bool idle() const { return world_ == nullptr; }                       // this rank
   Communicator& world() { return *world_; }                             // of those that compute
+  // The same ranks share the batch by other speeds. config: accepted, with those; its batch as above. Collective over
+  // world().
+  void share_anew(Config& config, std::span<const HostSlot> hosts);
   // At the end of a job in which some ranks are idle: those sleep until the others come. Returns 0.
   int wait_for_the_others(MpiSession& session) const;
 
  private:
+  void adopt_plan(Config& config);
+
   ReplicaPlan plan_;
   std::vector<std::string> remarks_;
   std::unique_ptr<Communicator> part_;

@@ -67,6 +67,7 @@ struct NonuniformConfig {
   int min_tensor = 1;               // live ranks below which a replica is dropped
   BatchPolicy batch = BatchPolicy::kKeep;
   std::vector<double> speeds;  // measured micro-batches per second of each replica, relative; empty: modelled
+  bool reshare = false;        // by the speeds that the run measures, at a checkpoint
 
   int tp_base = 0;  // 0: auto, parallel.tensor
   int tp_spares = 0;

@@ -95,6 +95,9 @@ constexpr Key kKeys[] = {
      "more, and the batch gets smaller"},
     {"parallel.nonuniform", "speeds", at<&C::parallel, &P::nonuniform, &N::speeds>,
      "measured micro-batches per second of each replica, relative; empty: modelled by the units of its widest rank"},
+    {"parallel.nonuniform", "reshare", at<&C::parallel, &P::nonuniform, &N::reshare>,
+     "go on from a checkpoint that was just saved with the speeds that the run has measured, if they save a tenth of "
+     "the step"},
     {"parallel.nonuniform", "tp_base", at<&C::parallel, &P::nonuniform, &N::tp_base>,
      "with the three below instead of failed, as in Megatron-LM: parallel.tensor", kAuto},
     {"parallel.nonuniform", "tp_spares", at<&C::parallel, &P::nonuniform, &N::tp_spares>,

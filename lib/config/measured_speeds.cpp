@@ -1,7 +1,7 @@
 #include "config/measured_speeds.h"
 
 #include <algorithm>
-#include <cmath>
+#include <charconv>
 #include <numeric>
 
 #include "config/replica_shares.h"
@@ -10,9 +10,11 @@
 namespace invar {
 namespace {
 
+// By its text, which no math library rounds in its own way: ranks plan by it.
 double to_three_digits(double value) {
-  const double unit = std::pow(10.0, 2 - std::floor(std::log10(value)));
-  return std::round(value * unit) / unit;
+  const std::string text = format("{:.3g}", value);
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
 }
 
 double samples_per_second(const MeasuredSpeeds::Share& share) {

@@ -251,6 +251,13 @@ void check_nonuniform(const Config& config, int launched, std::span<const HostSl
   if (!parallel.nonuniform.tensor_widths.empty()) {
     refuse_if_set(config, "parallel.nonuniform.min_tensor", "with parallel.nonuniform.tensor_widths");
   }
+  if (parallel.nonuniform.reshare && config.checkpoint.every == 0) {
+    refuse(
+        config, {"parallel.nonuniform.reshare", "checkpoint.every"},
+        "parallel.nonuniform.reshare: true shares the batch anew at a checkpoint, but checkpoint.every = 0 saves none "
+        "on the way",
+        "set checkpoint.every, or parallel.nonuniform.reshare: false");
+  }
   const ReplicaPlan plan = plan_replicas(config, launched, hosts);
   if (is_whole_grid(config, plan)) {
     check_tensor(config, plan.training_ranks());
@@ -265,7 +272,7 @@ void check_nonuniform(const Config& config, int launched, std::span<const HostSl
 void check_uniform(const Config& config, int launched) {
   check_tp_base(config);
   refuse_if_set(config, "parallel.nonuniform.non_active_ranks_per_dp", "with parallel.nonuniform.tp_spares: 0");
-  for (const std::string_view key : {"min_tensor", "batch", "speeds"}) {
+  for (const std::string_view key : {"min_tensor", "batch", "speeds", "reshare"}) {
     refuse_if_set(config, format("parallel.nonuniform.{}", key), "without failed or tensor_widths beside it");
   }
   const int ranks = launched - config.parallel.spare;

@@ -128,13 +128,17 @@ void RunCheckpoints::begin_save(const TrainState& state, const Progress& progres
   if (!config_.checkpoint.async) wait(log);
 }
 
-void RunCheckpoints::after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log) {
-  if (!saves()) return;
+bool RunCheckpoints::after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log) {
+  if (!saves()) return false;
   const int64_t every = config_.checkpoint.every;
   due_ = due_ || (every > 0 && progress.step % every == 0);
-  if (!due_ || changed_nothing) return report(saver_->poll(), log);
+  if (!due_ || changed_nothing) {
+    report(saver_->poll(), log);
+    return false;
+  }
   due_ = false;
   begin_save(state, progress, log);
+  return true;
 }
 
 std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progress& progress, bool suspect, Log& log) {

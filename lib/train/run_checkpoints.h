@@ -44,14 +44,16 @@ class RunCheckpoints {
   void describe(Log& log) const;
 
   // After a step: saves if it is due, or looks after the save in flight. A step that changed nothing, because its loss
-  // was not finite, puts the save off: the weights may be to blame. Collective.
-  void after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log);
+  // was not finite, puts the save off: the weights may be to blame. Whether it began to save this step. Collective.
+  bool after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log);
   // The last of the run: saves, unless this step is saved already, and waits. Not, with a warning, if several steps
   // before the end changed nothing and there is an earlier checkpoint. An Error{kFault}, on every rank, if it cannot be
   // written. Collective.
   std::optional<Error> finish(const TrainState& state, const Progress& progress, bool suspect, Log& log);
   // Waits for a save in flight. Collective.
   void wait(Log& log);
+  // The last complete one is of this step.
+  bool has_saved(int64_t step) const { return saved_step_ == step; }
 
  private:
   CheckpointInfo info(const Progress& progress) const;

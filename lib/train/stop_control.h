@@ -20,11 +20,15 @@ class StopControl {
 
   // After `steps` steps of this run: why it should stop, for the log, or nothing. Collective.
   std::string reason(Communicator& world, int64_t steps) const;
+  // After another step; one object counts those of all trainers of a process. Collective.
+  std::string after_step(Communicator& world) { return reason(world, ++steps_); }
+  int64_t steps() const { return steps_; }
 
  private:
   const TrainConfig& config_;
   const volatile std::sig_atomic_t* signal_;
   std::chrono::steady_clock::time_point start_;
+  int64_t steps_ = 0;
 };
 
 }  // namespace invar

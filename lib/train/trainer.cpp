@@ -64,11 +64,11 @@ std::string mib(int64_t bytes) {
   return format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-// Before anything is allocated: what the arenas need does not fit on the GPU.
-void refuse_too_large(const MemorySizes& memory, const Stream& stream) {
+// Before anything is allocated: what the arenas need does not fit on the GPU. After a step the libraries have theirs.
+void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool after_a_step) {
   if (stream.device() != DeviceType::kCuda) return;
   const CudaMemoryInfo gpu = cuda_memory_info();
-  const int64_t beside = kOutsideArenas + memory.proofs;
+  const int64_t beside = after_a_step ? 0 : kOutsideArenas + memory.proofs;
   if (memory.total() + beside <= gpu.free) return;
   throw Error(
       ErrorKind::kFault,
@@ -108,14 +108,14 @@ struct Trainer::Output {
   }
 };
 
-Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
-                 const volatile std::sig_atomic_t* stop_signal, std::unique_ptr<ReplicaWork> work)
+Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream, StopControl& stop,
+                 ReplicaWork* work)
     : config_(config),
       groups_(groups),
       stream_(stream),
       checkpoints_(config, groups, stream),
-      stop_(config.train, stop_signal),
-      work_(std::move(work)) {
+      stop_(stop),
+      work_(work) {
   const int world = groups.world->size();
   TokenRequest request = token_request(config, Split::kTrain, world);
   const Progress& start = checkpoints_.start();  // of which another batch size may have been
@@ -176,7 +176,7 @@ Ending Trainer::run(Log& log) {
   const int rank = groups_.world->rank();
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank, stream_.device());
   describe(log, memory);
-  refuse_too_large(memory, stream_);
+  refuse_too_large(memory, stream_, stop_.steps() > 0);
   TrainState state(config_, groups_, stream_, memory);
   for (const std::string& line : state.explain_attention()) log.info("attention of " + line);
   if (checkpoints_.resumes()) {
@@ -202,8 +202,9 @@ Ending Trainer::run(Log& log) {
     if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(config_.log.dir, mode);
   }
   const Ending ending = train(state, output);
-  const std::optional<MeasuredSpeeds> measured = work_ != nullptr ? work_->speeds() : std::nullopt;
-  if (measured) log.info(format("measured speeds: {}", measured->describe()));
+  if (work_ != nullptr && ending != Ending::kReshare) {
+    if (const auto measured = work_->speeds()) log.info(format("measured speeds: {}", measured->describe()));
+  }
   const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, output.skips_in_a_row > 1, log);
   if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
   if (unsaved) throw *unsaved;
@@ -224,8 +225,10 @@ Ending Trainer::train(TrainState& state, Output& output) {
     std::optional<Error> failure;
     try {
       stop = train_step(state, data, output);
-      if (stop.empty()) stop = stop_.reason(*groups_.world, progress.step - first);
-      if (stop.empty()) checkpoints_.after_step(state, progress, output.skips_in_a_row > 0, output.log);
+      if (stop.empty()) stop = stop_.after_step(*groups_.world);
+      const bool saving =
+          stop.empty() && checkpoints_.after_step(state, progress, output.skips_in_a_row > 0, output.log);
+      if (saving && should_reshare(output)) return Ending::kReshare;
     } catch (const Error& error) {
       failure = error.in(format("step {}", step));
     } catch (const std::exception& error) {
@@ -241,6 +244,19 @@ Ending Trainer::train(TrainState& state, Output& output) {
     }
   }
   return Ending::kDone;
+}
+
+// At a checkpoint: whether to go on from it with other shares of the batch. Collective, with one answer for all.
+bool Trainer::should_reshare(const Output& output) {
+  const int64_t step = output.progress.step;
+  if (work_ == nullptr || !config_.parallel.nonuniform.reshare || step == config_.train.steps) return false;
+  work_->gather(groups_);
+  const std::optional<MeasuredSpeeds> news = work_->news();
+  if (!news) return false;
+  checkpoints_.wait(output.log);
+  if (!checkpoints_.has_saved(step)) return false;
+  output.log.info(format("step {}: from now on {}", step, news->describe()));
+  return true;
 }
 
 // Why the run should stop, if it came up.
@@ -322,8 +338,8 @@ void Trainer::report(const StepResult& result, double seconds, const StateHash* 
     if (hash != nullptr && config_.log.hash_blocks) write_block_hashes(config_.log.dir, metrics.step, *hash);
   });
   output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
-  const std::optional<MeasuredSpeeds> news = work_ != nullptr ? work_->news() : std::nullopt;
-  if (news) output.log.info(format("step {}: {}", metrics.step, news->describe()));
+  if (work_ == nullptr || config_.parallel.nonuniform.reshare) return;  // should_reshare() tells what it does
+  if (const auto news = work_->news()) output.log.info(format("step {}: {}", metrics.step, news->describe()));
 }
 
 // Why the run should stop, if it came up; then there is no result.

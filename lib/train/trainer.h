@@ -13,17 +13,18 @@ namespace invar {
 enum class Ending : uint8_t {
   kDone,     // trained to train.steps
   kStopped,  // by a signal or train.exit_after_*, with a checkpoint to go on from
+  kReshare,  // the same, for replicas to share the batch by ReplicaWork::speeds()
 };
 
 // A training run of one rank: memory, weights, data, the loop, what it prints and leaves behind.
 class Trainer {
  public:
   // Opens the data, the checkpoint to resume from, and headers of weights. Not collective, so that ranks can agree on a
-  // failure before any collective call. stop_signal: see StopControl. work: measured and told if given; on all ranks.
-  Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream,
-          const volatile std::sig_atomic_t* stop_signal = nullptr, std::unique_ptr<ReplicaWork> work = nullptr);
+  // failure before any collective call. work: measured and told if given; on all ranks.
+  Trainer(const Config& config, const ProcessGroups& groups, const Stream& stream, StopControl& stop,
+          ReplicaWork* work = nullptr);
 
-  // Trains to train.steps and exports if asked, or stops earlier. Collective over the world. Errors name the step.
+  // Trains to train.steps and exports if asked, or ends earlier. Collective over the world. Errors name the step.
   Ending run(Log& log);
 
  private:
@@ -33,6 +34,7 @@ class Trainer {
   void describe(Log& log, const MemorySizes& memory) const;
   Ending train(TrainState& state, Output& output);
   std::string train_step(TrainState& state, const DataStream& data, Output& output);
+  bool should_reshare(const Output& output);
   void report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const;
   void report_anomalies(const StepResult& result, Output& output) const;
   std::string evaluate(TrainState& state, Output& output) const;
@@ -45,8 +47,8 @@ class Trainer {
   std::unique_ptr<TokenSource> validation_source_;  // null without evaluation
   std::unique_ptr<SafetensorsReader> weights_;      // null with other weights
   RunCheckpoints checkpoints_;
-  StopControl stop_;
-  std::unique_ptr<ReplicaWork> work_;
+  StopControl& stop_;
+  ReplicaWork* work_;
 };
 
 }  // namespace invar

@@ -3,9 +3,10 @@ that go on with fewer ranks and come back, to the bit."""
 import re
 import unittest
 
-from invar_job import INVAR, MODEL, JobTest, read_lines
+from invar_job import INVAR, MODEL, JobTest, read_lines, series
 
 USAGE = 2
+STOPPED = 75
 GRID = ["parallel.tensor=4", "parallel.data=2"]
 
 
@@ -16,7 +17,7 @@ class Nonuniform(JobTest):
 
     def hashes(self, run):
         lines = read_lines(self.folder / run / "metrics.jsonl")
-        return {line["step"]: line["state_hash"]["combined"] for line in lines}
+        return {line["step"]: line["state_hash"]["combined"] for line in lines if "state_hash" in line}
 
     def log(self, run):
         return (self.folder / run / "log.txt").read_text()
@@ -95,6 +96,75 @@ class Nonuniform(JobTest):
         self.assertEqual(set(read_lines(self.folder / "equal" / "metrics.jsonl")[0]), set(lines[0]) - {"replica_seconds"})
         self.assertNotIn("speeds=", self.log("equal"))
 
+    # One micro-batch for a rank alone, 31 for two: far off at any speed. The fourth rank is idle.
+    UNFAIR = ["parallel.tensor=2", "parallel.data=2", "parallel.nonuniform.failed=[dp1.tp1]",
+              "parallel.nonuniform.speeds=[31, 1]"]
+
+    def unfair_recipe(self):
+        self.config(numerics={"precision": "fp32", "reduction": "invariant", "workers": 32}, optimizer={"lr": 1e-2},
+                    train={"steps": 14, "global_batch_size": 32, "eval_every": 8, "eval_batches": 1},
+                    log={"hash_every": 1}, checkpoint={"every": 4})
+
+    def shares(self, run):
+        found = re.findall(r"batch: 32 sequences .* (\d+), (\d+) micro-steps of 1", self.log(run))
+        return [(int(first), int(second)) for first, second in found]
+
+    def steps(self, run):
+        return [line["step"] for line in read_lines(self.folder / run / "metrics.jsonl") if "loss" in line]
+
+    def test_a_run_shares_the_batch_anew_by_what_it_measured(self):
+        self.unfair_recipe()
+        self.train("still")
+        for run, asynchronous in (("async", "true"), ("sync", "false")):
+            self.train(run, *self.UNFAIR, "parallel.nonuniform.reshare=true", f"checkpoint.async={asynchronous}", ranks=4)
+            before, after = self.shares(run)
+            self.assertEqual(before, (31, 1))
+            self.assertLess(after[0], 31)
+            self.assertEqual(sum(after), 32)
+            told = re.findall(r"step 8: from now on (parallel\.nonuniform\.speeds=\[.*\]) shares the batch (\d+), (\d+) "
+                              r"instead of 31, 1 samples", self.log(run))
+            self.assertEqual([(int(first), int(second)) for _, first, second in told], [after], self.log(run))
+            self.assertEqual(len(re.findall(r"resumed from .*step_00000008: step 8 of 14, 256 samples", self.log(run))), 1)
+            self.assertEqual(self.steps(run), list(range(1, 15)))
+            self.assertEqual(series(self.folder / run, "validation_loss"), series(self.folder / "still", "validation_loss"))
+            self.assertEqual(self.hashes(run), self.hashes("still"))
+            resolved = (self.folder / run / "config.yaml").read_text()
+            self.assertIn(told[0][0].split("=")[1], resolved)
+
+        self.train("told", *self.UNFAIR, ranks=4)
+        self.assertEqual(self.shares("told"), [(31, 1)])
+        self.assertNotIn("from now on", self.log("told"))
+        self.assertIn("step 8: parallel.nonuniform.speeds=[", self.log("told"))
+        self.assertEqual(self.hashes("told"), self.hashes("still"))
+
+    def test_other_shares_change_neither_when_a_run_stops_nor_how_it_goes_on(self):
+        self.unfair_recipe()
+        self.train("still")
+        arguments = ["train", "run.yaml", "log.dir=run", *self.UNFAIR, "parallel.nonuniform.reshare=true"]
+        stopped = self.run_invar(*arguments, "checkpoint.resume=never", "train.exit_after_steps=10", ranks=4)
+        self.assertEqual(stopped.code, STOPPED, stopped)
+        self.assertEqual(self.steps("run"), list(range(1, 11)), stopped)
+        self.assertEqual(len(self.shares("run")), 2, stopped)
+        ended = self.run_invar(*arguments, ranks=4)
+        self.assertEqual(ended.code, 0, ended)
+        self.assertEqual(self.shares("run")[2:], [(31, 1)])  # of the config, until it has measured
+        self.assertEqual(self.steps("run"), list(range(1, 15)))
+        self.assertEqual(self.hashes("run"), self.hashes("still"))
+        # Where the shares are to change, but the step is the last or no checkpoint is due, nothing does.
+        for run, changes in (("last", ["train.steps=8"]), ("between", ["checkpoint.every=20"])):
+            self.train(run, *self.UNFAIR, "parallel.nonuniform.reshare=true", *changes, ranks=4)
+            self.assertEqual(self.shares(run), [(31, 1)])
+
+    def test_a_batch_that_shrinks_does_so_by_the_measured_speeds(self):
+        self.config(train={"steps": 24, "global_batch_size": 64, "sequence_length": 64}, checkpoint={"every": 4})
+        self.train("run", *self.UNFAIR, "parallel.nonuniform.batch=shrink", "parallel.nonuniform.reshare=true", ranks=4)
+        told = re.findall(r"step (\d+): from now on .* shares the batch (\d+), (\d+) instead of 32, 1 samples", self.log("run"))
+        self.assertEqual(len(told), 1, self.log("run"))
+        step, *shares = map(int, told[0])
+        self.assertEqual([int(batch) for batch in re.findall(r"batch: (\d+) sequences", self.log("run"))], [33, sum(shares)])
+        self.assertIn(f"step {step} of 24, {33 * step} samples consumed", self.log("run"))
+        self.assertEqual(self.steps("run"), list(range(1, 25)))
+
     def test_replicas_that_lost_as_many_ranks_share_rows_as_unequal_ones_do(self):
         self.config(model={**MODEL, "num_hidden_layers": 4, "num_key_value_heads": 2}, numerics={"precision": "fp32"},
                     train={"steps": 3, "global_batch_size": 6})
@@ -117,6 +187,8 @@ class Nonuniform(JobTest):
                 ([*GRID, "parallel.nonuniform.failed=[dp0.tp0]"], 6, ["8 ranks", "6"]),
                 (["parallel.tensor=9", "parallel.nonuniform.tensor_widths=[9, 4]"], 13, ["9"]),
                 (["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[3, 2]"], 5, ["tensor_widths", "parallel.tensor"]),
+                (["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[2, 1]", "parallel.nonuniform.reshare=true"],
+                 3, ["parallel.nonuniform.reshare", "checkpoint.every"]),
                 ([*GRID, "parallel.nonuniform.failed=[" + ", ".join(f"dp{d}.tp{t}" for d in (0, 1) for t in range(4)) + "]"],
                  8, ["parallel.nonuniform.failed"])):
             with self.subTest(arguments[-1]):

@@ -85,6 +85,7 @@ parallel:
       - dp0.tp5
       - "node03.gpu2"
     speeds: [1.0, 0.8]
+    reshare: true
     non_active_ranks_per_dp: {0: [2, 5], "1,0,0": []}
   spare: 1
 )",
@@ -95,6 +96,7 @@ parallel:
   CHECK(nonuniform.failed == std::vector<std::string>{"dp0.tp5", "node03.gpu2"});
   CHECK(nonuniform.tensor_widths == std::vector<int>{8, 7});
   CHECK(nonuniform.speeds == std::vector<double>{1.0, 0.8});
+  CHECK(nonuniform.reshare);
   CHECK(nonuniform.batch == BatchPolicy::kShrink);
   CHECK(nonuniform.non_active_ranks_per_dp == IntegerLists{{"0", {2, 5}}, {"1,0,0", {}}});
   CHECK(contains(config.origin.at("parallel.nonuniform.speeds"), "c.yaml:8"));

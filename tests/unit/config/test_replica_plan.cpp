@@ -441,10 +441,23 @@ TEST_CASE("nonuniform replicas are validated") {
         c.parallel.nonuniform.speeds = {1, 0.5};
       },
       "parallel.nonuniform.speeds = [1, 0.5] would be ignored", "remove");
+  refuses([](Config& c) { c.parallel.nonuniform.reshare = true; },
+          "parallel.nonuniform.reshare = true would be ignored", "remove");
   refuses(by_width({4, 3}, [](Config& c) { c.parallel.nonuniform.min_tensor = 2; }),
           "parallel.nonuniform.min_tensor = 2 would be ignored with parallel.nonuniform.tensor_widths", "remove", 7);
   refuses(fails({"dp0.tp1"}, [](Config& c) { c.parallel.nonuniform.min_tensor = 5; }), "min_tensor = 5 must be 1 to 4",
           "at most 4", 8);
+
+  const auto reshare = [&](int64_t every) {
+    return by_width({4, 3}, [=](Config& c) {
+      c.parallel.nonuniform.reshare = true;
+      c.checkpoint.dir = "checkpoints", c.checkpoint.every = every;
+    });
+  };
+  accepts(reshare(100), 7);
+  refuses(reshare(0),
+          "parallel.nonuniform.reshare: true shares the batch anew at a checkpoint, but checkpoint.every = 0",
+          "set checkpoint.every", 7);
 }
 
 TEST_CASE("spare ranks are beside the grid") {

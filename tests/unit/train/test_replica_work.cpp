@@ -78,6 +78,14 @@ TEST_CASE("shares that are far off are told, then at twice the steps") {
       if (work.news()) told.push_back(step);
     }
     CHECK(told == std::vector<int>{8, 16, 32});
+    CHECK(work.patience() == 64);
+    ReplicaWork next(config, plan, 12);
+    for (int step = 1; step <= 12; ++step) {
+      next.add(groups.data_rank() == 0 ? 3 : 1);
+      next.gather(groups);
+      const bool news = next.news().has_value();
+      CHECK(news == (step == 12));
+    }
     ReplicaWork right(config, plan);
     for (int step = 1; step <= 40; ++step) {
       right.add(1);

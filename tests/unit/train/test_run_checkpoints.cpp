@@ -120,11 +120,15 @@ TEST_CASE("Ranks that found different checkpoints say so instead of waiting for 
 TEST_CASE("After a step that changed nothing the save waits for one that did") {
   const TemporaryFolder folder;
   on_ranks(small_run(folder / "c"), [&](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
-    checkpoints.after_step(state, {10, 0, 0, 1, false}, true, log);
-    checkpoints.after_step(state, {11, 0, 0, 2, false}, true, log);
-    checkpoints.after_step(state, {12, 0, 0, 2, false}, false, log);
-    checkpoints.after_step(state, {13, 0, 0, 2, false}, false, log);
+    std::vector<bool> saves;
+    saves.push_back(checkpoints.after_step(state, {10, 0, 0, 1, false}, true, log));
+    saves.push_back(checkpoints.after_step(state, {11, 0, 0, 2, false}, true, log));
+    saves.push_back(checkpoints.after_step(state, {12, 0, 0, 2, false}, false, log));
+    saves.push_back(checkpoints.after_step(state, {13, 0, 0, 2, false}, false, log));
     checkpoints.wait(log);
+    CHECK(saves == std::vector<bool>{false, false, true, false});
+    CHECK(checkpoints.has_saved(12));
+    CHECK(!checkpoints.has_saved(13));
   });
   CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{12});
 }
@@ -156,7 +160,11 @@ TEST_CASE("A save that fails leaves the last checkpoint; the run goes on or ends
     folder.write("c", "a file");
     Config blocked = config;
     blocked.checkpoint.resume = "never";
-    save_steps(blocked, {30});
+    on_ranks(blocked, [](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
+      checkpoints.after_step(state, {30, 120, 960, 0, false}, false, log);
+      checkpoints.wait(log);
+      CHECK(!checkpoints.has_saved(30));
+    });
     CHECK(contains(read_log(folder), "the checkpoint of step 30 could not be written"));
     CHECK(contains(read_log(folder), "training goes on"));
     blocked.checkpoint.on_error = SaveFailurePolicy::kStop;

@@ -20,6 +20,18 @@ TEST_CASE("A run goes on until its steps are done, counted from its own start") 
   });
 }
 
+TEST_CASE("One object counts the steps of trainers that follow each other") {
+  TrainConfig config;
+  config.exit_after_steps = 3;
+  run_thread_ranks(2, [&](Communicator& world) {
+    StopControl stop(config, nullptr);
+    std::vector<bool> stops;
+    for (int step = 0; step < 3; ++step) stops.push_back(!stop.after_step(world).empty());
+    CHECK(stops == std::vector<bool>{false, false, true});
+    CHECK(stop.steps() == 3);
+  });
+}
+
 TEST_CASE("Without a limit nothing stops a run, and time does once it is up") {
   TrainConfig config;
   run_thread_ranks(1, [&](Communicator& world) {
