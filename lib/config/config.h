@@ -171,8 +171,9 @@ struct CheckpointConfig {
 struct LogConfig {
   std::string dir;
   int64_t every = 1;
-  int64_t dump_step = 0;   // 0: never
-  int64_t hash_every = 0;  // 0: never
+  int64_t dump_step = 0;     // 0: never
+  int64_t profile_step = 0;  // 0: never
+  int64_t hash_every = 0;    // 0: never
   bool hash_blocks = false;
 
   bool operator==(const LogConfig&) const = default;

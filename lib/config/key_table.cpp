@@ -213,6 +213,9 @@ constexpr Key kKeys[] = {
     {"log", "dump_step", at<&C::log, &LogConfig::dump_step>,
      "step whose activations and gradients go to dir/dump_step_N.h5, for invar compare; kept in host memory until its "
      "end; 0: never"},
+    {"log", "profile_step", at<&C::log, &LogConfig::profile_step>,
+     "step between cudaProfilerStart and cudaProfilerStop, for ncu --profile-from-start off or nsys "
+     "--capture-range=cudaProfilerApi; 0: never"},
     {"log", "hash_every", at<&C::log, &LogConfig::hash_every>,
      "steps between hashes of the state (weights, moments, gradients), the same at every layout, for invar compare; "
      "0: never"},

@@ -205,14 +205,17 @@ void check_evaluation(const Config& config) {
       "set data.validation_fraction, such as 0.05, or train.eval_every: 0");
 }
 
+// One step of the run, or none.
+void check_step(const Config& config, std::string_view key, int64_t step) {
+  check_count(config, key, step, 0);
+  if (step <= config.train.steps) return;
+  refuse(config, {key, "train.steps"}, format("{} = {} is beyond train.steps = {}", key, step, config.train.steps),
+         format("use 1 to {}, or 0 for none", config.train.steps));
+}
+
 void check_dump(const Config& config) {
   const int64_t step = config.log.dump_step;
-  check_count(config, "log.dump_step", step, 0);
-  if (step > config.train.steps) {
-    refuse(config, {"log.dump_step", "train.steps"},
-           format("log.dump_step = {} is beyond train.steps = {}", step, config.train.steps),
-           format("use 1 to {}, or 0 for no dump", config.train.steps));
-  }
+  check_step(config, "log.dump_step", step);
   if (step > 0 && config.log.dir.empty()) {
     refuse(config, {"log.dump_step"}, format("log.dump_step = {} needs log.dir", step),
            "set log.dir, the folder that the dump is written to");
@@ -235,6 +238,7 @@ void check_output(const Config& config) {
   check_count(config, "checkpoint.keep", checkpoint.keep, 1);
   check_count(config, "log.every", config.log.every, 1);
   check_dump(config);
+  check_step(config, "log.profile_step", config.log.profile_step);
   check_hash(config);
   check_count(config, "checkpoint.keep_every", checkpoint.keep_every, 0);
   if (checkpoint.resume.empty()) {

@@ -46,6 +46,11 @@ class StreamMark {
 // What the work queued from now on belongs to, for messages: "layer 3 backward". Nothing on other devices.
 void set_phase(const Stream& stream, const std::string& phase);
 
+// What is queued from here to there is what a profiler records that waits for cudaProfilerStart. Each returns when
+// everything queued on the stream is done. Nothing on other devices.
+void start_profile(const Stream& stream);
+void stop_profile(const Stream& stream);
+
 // Returns when everything queued on the stream is done. Error{kFault} if some of it failed.
 void synchronize(const Stream& stream);
 

@@ -64,6 +64,12 @@ std::string mib(int64_t bytes) {
   return format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
+std::string describe_memory(const MemorySizes& memory) {
+  return format("{} (parameters {}, gradients {}, optimizer {}, activations {}, scratch {})", mib(memory.total()),
+                mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer), mib(memory.saved),
+                mib(memory.scratch + memory.constants));
+}
+
 // Before anything is allocated: what the arenas need does not fit on the GPU. After a step the libraries have theirs.
 void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool after_a_step) {
   if (stream.device() != DeviceType::kCuda) return;
@@ -72,11 +78,34 @@ void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool afte
   if (memory.total() + beside <= gpu.free) return;
   throw Error(
       ErrorKind::kFault,
-      format("out of GPU memory: the run needs {} (parameters {}, gradients {}, optimizer {}, activations {}, "
-             "scratch {}) and {} for the libraries' workspaces and proofs; of {} {} are free",
-             mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
-             mib(memory.saved), mib(memory.scratch + memory.constants), mib(beside), mib(gpu.total), mib(gpu.free)),
+      format("out of GPU memory: the run needs {} and {} for the libraries' workspaces and proofs; of {} {} are free",
+             describe_memory(memory), mib(beside), mib(gpu.total), mib(gpu.free)),
       "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full");
+}
+
+// What did not fit is one of these.
+std::unique_ptr<TrainState> allocate_state(const Config& config, const ProcessGroups& groups, const Stream& stream,
+                                           const MemorySizes& memory) {
+  try {
+    return std::make_unique<TrainState>(config, groups, stream, memory);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kFault) throw;
+    throw error.in(format("memory of rank {}, {}", groups.world->rank(), describe_memory(memory)));
+  }
+}
+
+void check_single_steps(const Config& config, const Stream& stream, const RunCheckpoints& checkpoints) {
+  const int64_t done = checkpoints.start().step;
+  for (const auto& [key, step] :
+       {std::pair("log.dump_step", config.log.dump_step), std::pair("log.profile_step", config.log.profile_step)}) {
+    if (step == 0 || step > done || checkpoints.continues_run()) continue;
+    throw Error(ErrorKind::kConfig, format("{} = {}, but the run resumes after step {}", key, step, done),
+                "name a later step, or resume from an earlier checkpoint");
+  }
+  if (config.log.profile_step > 0 && stream.device() != DeviceType::kCuda) {
+    throw Error(ErrorKind::kConfig, format("log.profile_step = {} is for profilers of GPUs", config.log.profile_step),
+                "set device: cuda, or log.profile_step: 0");
+  }
 }
 
 }  // namespace
@@ -122,12 +151,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
   request.samples_wanted =
       start.samples + std::max<int64_t>(0, config.train.steps - start.step) * global_batch_size(config, world);
   train_source_ = make_token_source(config.data, request);
-  const bool dumped = config.log.dump_step > 0 && config.log.dump_step <= start.step;
-  if (dumped && !checkpoints_.continues_run()) {
-    throw Error(ErrorKind::kConfig,
-                format("log.dump_step = {}, but the run resumes after step {}", config.log.dump_step, start.step),
-                "dump a later step, or resume from an earlier checkpoint");
-  }
+  check_single_steps(config, stream, checkpoints_);
   if (config.train.eval_every > 0) {
     validation_source_ = make_token_source(config.data, token_request(config, Split::kValidation, world));
   }
@@ -163,9 +187,7 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
     log.info(format("GPU of rank 0: {}, {} free", describe_cuda_device(current_cuda_device()), mib(gpu.free)));
   }
   if (const auto contract = run_contract(config_, stream_)) log.info("numerics contract " + contract->describe());
-  log.info(format("memory of rank 0: {} (parameters {}, gradients {}, optimizer {}, activations {}, scratch {})",
-                  mib(memory.total()), mib(memory.parameters), mib(memory.gradients), mib(memory.optimizer),
-                  mib(memory.saved), mib(memory.scratch + memory.constants)));
+  log.info("memory of rank 0: " + describe_memory(memory));
   log.info("training data: " + train_source_->describe());
   if (validation_source_ != nullptr) log.info("validation data: " + validation_source_->describe());
   checkpoints_.describe(log);
@@ -177,7 +199,8 @@ Ending Trainer::run(Log& log) {
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank, stream_.device());
   describe(log, memory);
   refuse_too_large(memory, stream_, stop_.steps() > 0);
-  TrainState state(config_, groups_, stream_, memory);
+  const std::unique_ptr<TrainState> own = allocate_state(config_, groups_, stream_, memory);
+  TrainState& state = *own;
   for (const std::string& line : state.explain_attention()) log.info("attention of " + line);
   if (checkpoints_.resumes()) {
     checkpoints_.load(state);
@@ -280,7 +303,10 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
     if (hash) hash->gradients();
   };
   if (work_ != nullptr) hooks.work = work_->next_timer();
+  const bool profiled = step + 1 == config_.log.profile_step;
+  if (profiled) start_profile(stream_);
   const StepResult result = run_step(state, config_, groups_, batches, step, hooks);
+  if (profiled) stop_profile(stream_);
   if (work_ != nullptr) work_->finish_step();
   output.proofs.tell(state.stream(), output.log);
   output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;

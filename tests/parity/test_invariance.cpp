@@ -137,7 +137,7 @@ TEST_CASE("workers of several samples: every layout has the state of one rank af
   WARN(compared << " layouts compared with one rank, ten steps each");
 }
 
-// Where sibling workers are on one rank, sums of one take values of the other at once; here each is on a rank of its own.
+// Of sibling workers on one rank, the second adds to the first one's sum at once; here each has a rank of its own.
 TEST_CASE("a worker on every data rank: every layout has the state of one rank after every step") {
   for (const MakeModel make : {tied_qwen3, gemma4_e_series}) {
     for (const Precision precision : {Precision::kF32, Precision::kBF16}) {

@@ -1,5 +1,7 @@
 #include "device/cuda/cuda_stream.h"
 
+#include <cuda_profiler_api.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -148,6 +150,16 @@ void StreamMark::hold(const Stream& stream) const {
 
 void set_phase(const Stream& stream, const std::string& phase) {
   if (stream.device() == DeviceType::kCuda) stream.cuda().set_phase(phase);
+}
+
+void start_profile(const Stream& stream) {
+  synchronize(stream);
+  if (stream.device() == DeviceType::kCuda) check_cuda(cudaProfilerStart(), "cudaProfilerStart");
+}
+
+void stop_profile(const Stream& stream) {
+  synchronize(stream);
+  if (stream.device() == DeviceType::kCuda) check_cuda(cudaProfilerStop(), "cudaProfilerStop");
 }
 
 void synchronize(const Stream& stream) {

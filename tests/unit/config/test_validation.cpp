@@ -402,6 +402,9 @@ TEST_CASE("output") {
   refuses(dump(-1, "x"), "log.dump_step = -1 must be 0 to", "log.dump_step");
   refuses(dump(101, "x"), "log.dump_step = 101 is beyond train.steps = 100", "use 1 to 100, or 0");
   refuses(dump(5, ""), "log.dump_step = 5 needs log.dir", "set log.dir");
+  accepts([](Config& c) { c.log.profile_step = 100; });
+  refuses([](Config& c) { c.log.profile_step = 101; }, "log.profile_step = 101 is beyond train.steps = 100",
+          "use 1 to 100, or 0");
   refuses([](Config& c) { c.log.hash_every = -1; }, "log.hash_every = -1 must be 0 to", "log.hash_every");
   refuses([](Config& c) { c.log.hash_every = 5; }, "log.hash_every = 5 needs log.dir", "set log.dir");
   refuses([](Config& c) { c.log.hash_blocks = true; }, "log.hash_blocks = true would be ignored with log.hash_every: 0",
