@@ -60,7 +60,7 @@ int selftest(const SelftestArguments& arguments, MpiSession& session) {
   check_products(report, stream);
   check_attention(report, stream);
   check_rows(report, stream);
-  tell_functions(report, stream);
+  check_functions(report, stream);
   check_training(report, config.device, arguments.steps);
   report.tell(format("{} checks", report.checks()), format("{} FAILED", report.failed()));
   return report.failed() == 0 ? 0 : 1;

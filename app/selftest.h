@@ -33,8 +33,8 @@ void check_products(SelftestReport& report, const Stream& stream);
 // What adds up a head, a row or a block of tokens against the same in calls of other sizes.
 void check_attention(SelftestReport& report, const Stream& stream);
 void check_rows(SelftestReport& report, const Stream& stream);
-// Hashes of elementary functions over fixed samples.
-void tell_functions(const SelftestReport& report, const Stream& stream);
+// Elementary functions over fixed inputs by a hash of their results.
+void check_functions(SelftestReport& report, const Stream& stream);
 
 // A training run as its digests tell it, one a step.
 using Trajectory = std::vector<StateDigest>;
