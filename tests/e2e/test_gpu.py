@@ -47,7 +47,7 @@ class GpuTest(JobTest):
         use_gpus()
 
     def recipe(self, precision="fp32", **sections):
-        return self.config(model=WIDE, numerics={"precision": precision},
+        return self.config(model=WIDE, numerics={"precision": precision, **sections.pop("numerics", {})},
                            optimizer={"lr": 3e-3}, train={"steps": 20, "sequence_length": 64, **sections.pop("train", {})},
                            **sections)
 

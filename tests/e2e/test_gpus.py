@@ -140,6 +140,17 @@ class SeveralGpus(GpuTest):
                     losses = self.train(f"fast_{kind}_{i}", *run, *several, ranks=world)
                     self.check_close(losses, fast, 1e-4 if precision == "fp32" else 1e-2)
 
+    def test_shares_by_what_a_run_has_measured_change_no_bit(self):
+        """Speeds that are far off, until a checkpoint."""
+        self.recipe(numerics={"reduction": "invariant", "workers": 32},
+                    train={"steps": 14, "global_batch_size": 32, "micro_batch_size": 1}, log={"hash_every": 1})
+        self.train("one", "device=cuda")
+        self.train("run", "device=cuda", "parallel.tensor=2", "parallel.nonuniform.tensor_widths=[2, 1]",
+                   "parallel.nonuniform.speeds=[31, 1]", "parallel.nonuniform.reshare=true", "checkpoint.every=4", ranks=3)
+        log = (self.folder / "run" / "log.txt").read_text()
+        self.assertRegex(log, r"step 8: from now on .* shares the batch \d+, \d+ instead of 31, 1 samples")
+        self.assertEqual(series(self.folder / "run", "state_hash"), series(self.folder / "one", "state_hash"))
+
     def test_invariant_numerics_have_one_state_whatever_nccl_does(self):
         self.recipe("bf16")
         layouts = {"tensor": ["parallel.tensor=2", "parallel.sequence=true"], "data": ["parallel.bucket_size=20000"]}
