@@ -91,6 +91,8 @@ std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups&
       for (const RowRun& run : parameter.runs) {
         const auto held = held_rows(weight, parameter, run, own, ends[at->second]);
         if (!held) continue;
+        INVAR_CHECK(held->index.at(held->rows.size() - 1, weight.cols - 1) < ends[at->second + 1] * kHashBlock,
+                    "rows of '{}' beyond its end", parameter.name);
         runs.push_back(*held);
         added += held->rows.size() * weight.cols;
       }

@@ -40,9 +40,10 @@ LayerCase embedding_case(const ops::LookupParams& lookup) {
   return layer_case;
 }
 
-// Every third label does not count.
-LayerCase head_case(double softcap, int64_t sample_chunk = 0) {
+// Every third label does not count. tokens: of those of a whole case.
+LayerCase head_case(double softcap, int64_t sample_chunk = 0, Range tokens = {0, LayerCase().tokens}) {
   LayerCase layer_case;
+  layer_case.tokens = tokens.size();
   const int64_t t = layer_case.tokens;
   layer_case.inputs = {{"x", t, kHidden}};
   layer_case.outputs = {{"loss", 1, 1, Held::kWhole}};
@@ -53,7 +54,9 @@ LayerCase head_case(double softcap, int64_t sample_chunk = 0) {
       const LayerContext ctx = rank.context();
       const Tensor x = rank.input("x");
       std::vector<int32_t> ids;
-      for (int64_t i = 0; i < t; ++i) ids.push_back(i % 3 == 1 ? -1 : static_cast<int32_t>(i * 29 % kVocabulary));
+      for (int64_t i = tokens.begin; i < tokens.end; ++i) {
+        ids.push_back(i % 3 == 1 ? -1 : static_cast<int32_t>(i * 29 % kVocabulary));
+      }
       const Tensor labels(ids.data(), DType::kI32, DeviceType::kCpu, {t});
       std::optional<float> scale;
       if (rank.with_gradients) scale = rank.output_gradient("loss").data<float>()[0];
@@ -140,6 +143,25 @@ TEST_CASE("head: in fixed order the bits are those of one rank, also where a sam
     }
   }
   CHECK(all(0, {4, false, 0}).at("x") != all(0, {1, false, 0}).at("x"));
+}
+
+TEST_CASE("head: in fixed order the gradient is the sum of those of samples, each of one chunk or of several") {
+  const Values x = normal_values("x", LayerCase().tokens * kHidden),
+               head = normal_values("head", kVocabulary * kHidden);
+  const auto gradient = [&](int64_t sample_chunk, Range tokens) {
+    const Named point{{"x", Values(x.begin() + tokens.begin * kHidden, x.begin() + tokens.end * kHidden)},
+                      {"head", head}};
+    return combine(run(head_case(0, sample_chunk, tokens), point, {1, false, 8}).gradients).at("head");
+  };
+  const int64_t length = LayerCase().sequence_length, all = LayerCase().tokens;
+  REQUIRE(all == 2 * length);
+  for (const int64_t sample_chunk : {length, int64_t{1}}) {
+    CAPTURE(sample_chunk);
+    Values sum = gradient(sample_chunk, {0, length});
+    const Values second = gradient(sample_chunk, {length, all});
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] = static_cast<float>(sum[i]) + static_cast<float>(second[i]);
+    CHECK(gradient(sample_chunk, {0, all}) == sum);
+  }
 }
 
 TEST_CASE("head: a rank's rows alone give a part of the gradient") {
