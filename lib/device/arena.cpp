@@ -23,9 +23,9 @@ Arena::Arena(std::string name, DeviceType device, int64_t capacity_bytes)
   base_ =
       static_cast<std::byte*>(device_ == DeviceType::kCuda ? allocate_cuda_memory(capacity_) : map_pages(capacity_));
   if (base_ == nullptr) {
-    throw Error(ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
-                "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or "
-                "train.recompute: selective or full");
+    throw OutOfMemory(ErrorKind::kFault, format("out of memory: {} MiB for '{}'", capacity_ >> 20, name_),
+                      "run `invar plan` to see the memory per rank; use more ranks, a smaller micro-batch or "
+                      "train.recompute: selective or full");
   }
 }
 

@@ -5,9 +5,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.h"
 #include "core/tensor.h"
 
 namespace invar {
+
+// Error{kFault}: memory that cannot be had.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
 
 // A block of device memory from which tensors are cut one after another, and given back in reverse (mark, release).
 // One arena is one kind of memory ("parameters", "saved activations", "scratch"); its size is found by a run on meta,
@@ -16,7 +23,7 @@ class Arena {
  public:
   using Mark = int64_t;
 
-  // Zero-filled. Throws Error{kFault} with the name and size if the memory cannot be had.
+  // Zero-filled. Throws OutOfMemory with the name and size.
   Arena(std::string name, DeviceType device, int64_t capacity_bytes);
   Arena(Arena&&) noexcept;
   Arena& operator=(Arena&&) noexcept;

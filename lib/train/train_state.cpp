@@ -203,8 +203,10 @@ double TrainState::finish_gradients() {
   set_phase(stream_, "sums and norm of the gradients");
   sync_.finish();
   const Tensor& gradients = model_.parameters().flat_gradients();
-  return order_ ? gradient_norm(stream_, gradients, counted_rows_, *groups_.world, row_squares_)
-                : gradient_norm(stream_, gradients, counted_, *groups_.world, squares_);
+  const double norm = order_ ? gradient_norm(stream_, gradients, counted_rows_, *groups_.world, row_squares_)
+                             : gradient_norm(stream_, gradients, counted_, *groups_.world, squares_);
+  set_phase(stream_, "");
+  return norm;
 }
 
 void TrainState::update(int64_t step, double lr, double gradient_scale) {
