@@ -17,6 +17,10 @@ namespace invar::app {
 namespace {
 
 void refuse_results(const Config& config) {
+  if (config.parallel.nonuniform.reshare) {
+    throw Error(ErrorKind::kConfig, "--fake-world: a rank without peers has no speed to share the batch by",
+                "set parallel.nonuniform.reshare: false");
+  }
   const std::string& resume = config.checkpoint.resume;
   const bool resumes = resume != "auto" && resume != "never";
   if (!checkpoint_dir(config).empty() || !config.checkpoint.export_dir.empty() || resumes) {
@@ -54,8 +58,8 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
                 "start it without mpirun or srun");
   }
   Config config = load_config(arguments.config, arguments.overrides);
-  validate(config, arguments.fake_world);
   refuse_results(config);
+  validate(config, arguments.fake_world);
   const ReplicaPlan plan = plan_replicas(config, arguments.fake_world, {});
   use_tokens_of_rank_0(config, plan);
   if (!is_whole_grid(config, plan)) {
@@ -95,22 +99,9 @@ Ending train_by_plan(const Config& config, TrainingRanks& ranks, const RankDevic
   }
 }
 
-}  // namespace
-
-int train(const TrainArguments& arguments, MpiSession& session) {
-  if (arguments.fake_world > 0) return train_alone(arguments, session);
-  const std::vector<HostSlot> hosts = gather_hosts(session);
-  Config config;
-  together(session.world(), [&] {
-    config = load_config(arguments.config, arguments.overrides);
-    validate(config, session.world().size(), hosts);
-  });
-  Config given = config;
-  TrainingRanks ranks(config, session, hosts);
-  if (ranks.idle()) {
-    catch_stop_signals();  // of a launcher that passes them on to every rank
-    return ranks.wait_for_the_others(session);
-  }
+// Of the ranks that compute. config: as planned; given: before.
+Ending train_together(Config& config, Config given, TrainingRanks& ranks, MpiSession& session,
+                      std::span<const HostSlot> hosts) {
   Communicator& world = ranks.world();
   RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
   together(world, [&] {
@@ -127,25 +118,56 @@ int train(const TrainArguments& arguments, MpiSession& session) {
       log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
     }
   });
+  const bool reshares = given.parallel.nonuniform.reshare && ranks.plan().widths.size() > 1;
   std::optional<ReplicaWork> work;
-  if (!ranks.plan().uniform()) work.emplace(given, ranks.plan());
-  Ending ending{};
+  if (reshares || !ranks.plan().uniform()) work.emplace(given, ranks.plan());
   try {
-    while ((ending = train_by_plan(config, ranks, device, stop, work ? &*work : nullptr, *log)) == Ending::kReshare) {
+    for (;;) {
+      const Ending ending = train_by_plan(config, ranks, device, stop, work ? &*work : nullptr, *log);
+      if (ending != Ending::kReshare) {
+        world.barrier();
+        return ending;
+      }
       given.parallel.nonuniform.speeds = work->speeds()->speeds;
       given.checkpoint.resume = "auto";  // the one that was just saved, wherever the run began
       config = given;
-      ranks.share_anew(config, hosts);
-      const int64_t patience = work->patience();
-      work.reset();
-      if (!ranks.plan().uniform()) work.emplace(given, ranks.plan(), patience);
+      together(world, [&] { ranks.share_anew(config, hosts); });
+      work->start_anew(given, ranks.plan());
     }
   } catch (...) {
     (void)new RunDirectory::Lock(std::move(lock));  // until the process ends, which writes on
     throw;
   }
-  world.barrier();
-  ranks.wait_for_the_others(session);
+}
+
+}  // namespace
+
+int train(const TrainArguments& arguments, MpiSession& session) {
+  if (arguments.fake_world > 0) return train_alone(arguments, session);
+  const std::vector<HostSlot> hosts = gather_hosts(session);
+  Config config;
+  together(session.world(), [&] {
+    config = load_config(arguments.config, arguments.overrides);
+    validate(config, session.world().size(), hosts);
+  });
+  const Config given = config;
+  std::optional<TrainingRanks> ranks;
+  together(session.world(), [&] { ranks.emplace(config, session, hosts); });  // which all refuse if one does
+  if (ranks->idle()) {
+    catch_stop_signals();  // of a launcher that passes them on to every rank
+    return ranks->wait_for_the_others(session);
+  }
+  Ending ending{};
+  try {
+    ending = train_together(config, given, *ranks, session, hosts);
+  } catch (const SetupError&) {  // on all of them, and the idle ones would sleep on
+    ranks->wait_for_the_others(session);
+    throw;
+  } catch (const ReportedElsewhere&) {
+    ranks->wait_for_the_others(session);
+    throw;
+  }
+  ranks->wait_for_the_others(session);
   return ending == Ending::kStopped ? kRestartMe : 0;
 }
 

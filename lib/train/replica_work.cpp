@@ -13,6 +13,16 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
+void ReplicaWork::start_anew(const Config& config, const ReplicaPlan& plan) {
+  config_ = config;
+  plan_ = plan;
+  all_steps_ = steps_ = 0;
+  timed_ = false;
+  last_ = 0;
+  recent_.clear();
+  medians_.clear();
+}
+
 DeviceTimer* ReplicaWork::next_timer() {
   timed_ = all_steps_ < kFirstSteps || all_steps_ % kOneIn == 0;
   ++all_steps_;
@@ -48,12 +58,10 @@ std::optional<MeasuredSpeeds> ReplicaWork::speeds() const {
   return measured_speeds(config_, plan_, medians_);
 }
 
-std::optional<MeasuredSpeeds> ReplicaWork::news() {
+std::optional<MeasuredSpeeds> ReplicaWork::news() const {
   if (steps_ < next_news_) return std::nullopt;
   std::optional<MeasuredSpeeds> measured = speeds();
-  if (!measured || !measured->far_from_shares()) return std::nullopt;
-  next_news_ = 2 * steps_;
-  return measured;
+  return measured && measured->far_from_shares() ? measured : std::nullopt;
 }
 
 }  // namespace invar

@@ -14,9 +14,10 @@ namespace invar {
 // same replica is part of it; sums over replicas and new values of the step before are not (StepHooks::work).
 class ReplicaWork {
  public:
-  // config: what the plan was made from. patience: timed steps before the first news.
-  ReplicaWork(const Config& config, const ReplicaPlan& plan, int64_t patience = kFirstNews)
-      : config_(config), plan_(plan), next_news_(patience) {}
+  // config: what the plan was made from.
+  ReplicaWork(const Config& config, const ReplicaPlan& plan) : config_(config), plan_(plan) {}
+  // Forgets what was measured by the plan before, but not how many steps the next news take.
+  void start_anew(const Config& config, const ReplicaPlan& plan);
 
   // For the step that follows, then finish_step(). Null if it is not timed: a timed step waits for new values, which
   // others hide behind their first layers.
@@ -30,10 +31,10 @@ class ReplicaWork {
   // By the medians over the last timed steps as of the last gather(), the same on all ranks. Nothing before there is
   // one.
   std::optional<MeasuredSpeeds> speeds() const;
-  // The same if they are far from the shares of the batch: at the soonest after `patience` timed steps, which is then
-  // twice the steps so far, so that a long run is not filled with it.
-  std::optional<MeasuredSpeeds> news();
-  int64_t patience() const { return next_news_; }
+  // The same if they are far from the shares of the batch: at the soonest after kFirstNews timed steps, and once told
+  // after twice as many as then, so that a long run is not filled with it.
+  std::optional<MeasuredSpeeds> news() const;
+  void told() { next_news_ = 2 * steps_; }
 
   static constexpr int64_t kFirstSteps = 16;  // are timed, and of those that follow
   static constexpr int64_t kOneIn = 16;       // one in so many
@@ -51,7 +52,7 @@ class ReplicaWork {
   double last_ = 0;
   std::deque<double> recent_;
   std::vector<double> medians_;  // of each replica
-  int64_t next_news_;
+  int64_t next_news_ = kFirstNews;
 };
 
 }  // namespace invar

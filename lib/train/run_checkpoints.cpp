@@ -1,5 +1,8 @@
 #include "train/run_checkpoints.h"
 
+#include <chrono>
+#include <thread>
+
 #include "config/key_table.h"
 #include "config/resolved.h"
 #include "config/yaml_loader.h"
@@ -8,6 +11,9 @@ namespace invar {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Hosts may remember for so long what was in a shared folder.
+constexpr std::chrono::seconds kUntilSeen(60);
 
 // The batch size as a number: what `auto` stands for depends on the layout.
 Config with_batch_size(Config config, int world_size) {
@@ -31,6 +37,14 @@ std::optional<fs::path> checkpoint_to_resume(const Config& config) {
   if (resume == "auto") return own;
   if (own && !lies_in(resume, dir)) return own;
   return find_checkpoint(resume);
+}
+
+bool is_latest(const RunDirectory& own, int64_t step) {
+  try {
+    return own.latest() == own.path_of(step);
+  } catch (const Error&) {  // it names one that is not there yet
+    return false;
+  }
 }
 
 }  // namespace
@@ -162,6 +176,19 @@ std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progr
 
 void RunCheckpoints::wait(Log& log) {
   if (saves()) report(saver_->wait(), log);
+}
+
+bool RunCheckpoints::wait_until_saved(int64_t step, Log& log) {
+  wait(log);
+  if (saved_step_ != step) return false;
+  const auto deadline = std::chrono::steady_clock::now() + kUntilSeen;
+  const RunDirectory own(checkpoint_dir(config_));
+  bool seen = is_latest(own, step);
+  while (!seen && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    seen = is_latest(own, step);
+  }
+  return all_reduce_value(*groups_.world, int64_t{seen}, ReduceOp::kMin) == 1;
 }
 
 void RunCheckpoints::report(const std::optional<SaveResult>& result, Log& log) {

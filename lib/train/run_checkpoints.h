@@ -52,8 +52,9 @@ class RunCheckpoints {
   std::optional<Error> finish(const TrainState& state, const Progress& progress, bool suspect, Log& log);
   // Waits for a save in flight. Collective.
   void wait(Log& log);
-  // The last complete one is of this step.
-  bool has_saved(int64_t step) const { return saved_step_ == step; }
+  // The same, and whether every rank then finds this step's as the latest, late though some may on shared file systems.
+  // Collective.
+  bool wait_until_saved(int64_t step, Log& log);
 
  private:
   CheckpointInfo info(const Progress& progress) const;

@@ -76,11 +76,12 @@ void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool afte
   const CudaMemoryInfo gpu = cuda_memory_info();
   const int64_t beside = after_a_step ? 0 : kOutsideArenas + memory.proofs;
   if (memory.total() + beside <= gpu.free) return;
-  throw Error(
-      ErrorKind::kFault,
-      format("out of GPU memory: the run needs {} and {} for the libraries' workspaces and proofs; of {} {} are free",
-             describe_memory(memory), mib(beside), mib(gpu.total), mib(gpu.free)),
-      "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full");
+  const std::string libraries =
+      after_a_step ? "" : format(" and {} for the libraries' workspaces and proofs", mib(beside));
+  throw Error(ErrorKind::kFault,
+              format("out of GPU memory: the run needs {}{}; of {} {} are free", describe_memory(memory), libraries,
+                     mib(gpu.total), mib(gpu.free)),
+              "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full");
 }
 
 // What did not fit is one of these.
@@ -88,8 +89,7 @@ std::unique_ptr<TrainState> allocate_state(const Config& config, const ProcessGr
                                            const MemorySizes& memory) {
   try {
     return std::make_unique<TrainState>(config, groups, stream, memory);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kFault) throw;
+  } catch (const OutOfMemory& error) {
     throw error.in(format("memory of rank {}, {}", groups.world->rank(), describe_memory(memory)));
   }
 }
@@ -251,7 +251,7 @@ Ending Trainer::train(TrainState& state, Output& output) {
       if (stop.empty()) stop = stop_.after_step(*groups_.world);
       const bool saving =
           stop.empty() && checkpoints_.after_step(state, progress, output.skips_in_a_row > 0, output.log);
-      if (saving && should_reshare(output)) return Ending::kReshare;
+      if (saving && should_reshare(output, stop)) return Ending::kReshare;
     } catch (const Error& error) {
       failure = error.in(format("step {}", step));
     } catch (const std::exception& error) {
@@ -269,15 +269,17 @@ Ending Trainer::train(TrainState& state, Output& output) {
   return Ending::kDone;
 }
 
-// At a checkpoint: whether to go on from it with other shares of the batch. Collective, with one answer for all.
-bool Trainer::should_reshare(const Output& output) {
+// At a checkpoint: whether to go on from it with other shares of the batch, or, if that came up, why to stop at it.
+// Collective, with one answer for all.
+bool Trainer::should_reshare(const Output& output, std::string& stop) {
   const int64_t step = output.progress.step;
   if (work_ == nullptr || !config_.parallel.nonuniform.reshare || step == config_.train.steps) return false;
   work_->gather(groups_);
   const std::optional<MeasuredSpeeds> news = work_->news();
-  if (!news) return false;
-  checkpoints_.wait(output.log);
-  if (!checkpoints_.has_saved(step)) return false;
+  if (!news || !checkpoints_.wait_until_saved(step, output.log)) return false;
+  stop = stop_.reason(*groups_.world, stop_.steps());
+  if (!stop.empty()) return false;
+  work_->told();
   output.log.info(format("step {}: from now on {}", step, news->describe()));
   return true;
 }
@@ -365,7 +367,10 @@ void Trainer::report(const StepResult& result, double seconds, const StateHash* 
   });
   output.log.info(console_line(metrics, output.throughput.seconds_left(config_.train.steps - metrics.step)));
   if (work_ == nullptr || config_.parallel.nonuniform.reshare) return;  // should_reshare() tells what it does
-  if (const auto news = work_->news()) output.log.info(format("step {}: {}", metrics.step, news->describe()));
+  if (const auto news = work_->news()) {
+    work_->told();
+    output.log.info(format("step {}: {}", metrics.step, news->describe()));
+  }
 }
 
 // Why the run should stop, if it came up; then there is no result.

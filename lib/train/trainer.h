@@ -34,7 +34,7 @@ class Trainer {
   void describe(Log& log, const MemorySizes& memory) const;
   Ending train(TrainState& state, Output& output);
   std::string train_step(TrainState& state, const DataStream& data, Output& output);
-  bool should_reshare(const Output& output);
+  bool should_reshare(const Output& output, std::string& stop);
   void report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const;
   void report_anomalies(const StepResult& result, Output& output) const;
   std::string evaluate(TrainState& state, Output& output) const;

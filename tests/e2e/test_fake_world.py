@@ -58,6 +58,7 @@ class FakeWorld(JobTest):
             self.fail_with(USAGE, "could be saved or resumed", "checkpoint.every: 0", arguments=(*wanted, key))
         for key in ("log.dump_step=1", "log.hash_every=1"):
             self.fail_with(USAGE, "nobody's to compare", arguments=(*wanted, "log.dir=state", key))
+        self.fail_with(USAGE, "reshare: false", arguments=(*wanted, "parallel.nonuniform.reshare=true"))
         self.succeed(*wanted, "log.dir=once")
         self.fail_with(USAGE, "would write over once/metrics.jsonl", "another folder", arguments=(*wanted, "log.dir=once"))
         self.fail_with(USAGE, "under a launcher, with 2 ranks", "without mpirun", arguments=wanted, ranks=2)

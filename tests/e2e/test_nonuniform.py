@@ -6,6 +6,7 @@ import unittest
 from invar_job import INVAR, MODEL, JobTest, read_lines, series
 
 USAGE = 2
+DATA = 3
 STOPPED = 75
 GRID = ["parallel.tensor=4", "parallel.data=2"]
 
@@ -154,6 +155,27 @@ class Nonuniform(JobTest):
         for run, changes in (("last", ["train.steps=8"]), ("between", ["checkpoint.every=20"])):
             self.train(run, *self.UNFAIR, "parallel.nonuniform.reshare=true", *changes, ranks=4)
             self.assertEqual(self.shares(run), [(31, 1)])
+
+    def test_equal_replicas_share_anew_too(self):
+        """What speeds they are given is far off, and then may be as it is without a failure."""
+        self.unfair_recipe()
+        self.train("still")
+        self.train("run", "parallel.tensor=1", "parallel.nonuniform.tensor_widths=[1, 1]",
+                   "parallel.nonuniform.speeds=[31, 1]", "parallel.nonuniform.reshare=true", ranks=2)
+        self.assertEqual(len(re.findall("step 8: from now on", self.log("run"))), 1)
+        self.assertEqual(self.hashes("run"), self.hashes("still"))
+        for line in read_lines(self.folder / "run" / "metrics.jsonl"):
+            self.assertTrue("replica_seconds" in line or "validation_loss" in line, line)
+        self.train("whole", "parallel.tensor=1", "parallel.nonuniform.tensor_widths=[1, 1]",
+                   "parallel.nonuniform.reshare=true", ranks=2)
+        self.assertIn("replica_seconds", read_lines(self.folder / "whole" / "metrics.jsonl")[0])
+        self.assertEqual(self.hashes("whole"), self.hashes("still"))
+
+    def test_idle_ranks_end_with_a_job_that_cannot_start(self):
+        self.unfair_recipe()
+        for override in ("checkpoint.resume=nowhere", "data.kind=tokens data.path=nowhere.bin data.validation_fraction=0.5"):
+            self.fail_with(DATA, "nowhere", arguments=["train", "run.yaml", "log.dir=run", *self.UNFAIR, *override.split()],
+                           ranks=4, hint=False)
 
     def test_a_batch_that_shrinks_does_so_by_the_measured_speeds(self):
         self.config(train={"steps": 24, "global_batch_size": 64, "sequence_length": 64}, checkpoint={"every": 4})

@@ -71,21 +71,24 @@ TEST_CASE("a replica takes as long as its slowest rank, by the median over steps
 TEST_CASE("shares that are far off are told, then at twice the steps") {
   on_ranks([](const Config& config, const ReplicaPlan& plan, const ProcessGroups& groups) {
     ReplicaWork work(config, plan);
-    std::vector<int> told;
-    for (int step = 1; step <= 40; ++step) {
-      work.add(groups.data_rank() == 0 ? 3 : 1);
-      work.gather(groups);
-      if (work.news()) told.push_back(step);
-    }
+    const auto told_within = [&](int steps) {
+      std::vector<int> told;
+      for (int step = 1; step <= steps; ++step) {
+        work.add(groups.data_rank() == 0 ? 3 : 1);
+        work.gather(groups);
+        if (!work.news() || !work.news()) continue;  // asking changes nothing
+        told.push_back(step);
+        work.told();
+      }
+      return told;
+    };
+    const std::vector<int> told = told_within(40);
     CHECK(told == std::vector<int>{8, 16, 32});
-    CHECK(work.patience() == 64);
-    ReplicaWork next(config, plan, 12);
-    for (int step = 1; step <= 12; ++step) {
-      next.add(groups.data_rank() == 0 ? 3 : 1);
-      next.gather(groups);
-      const bool news = next.news().has_value();
-      CHECK(news == (step == 12));
-    }
+    // By another plan steps are counted anew, and as patiently.
+    work.start_anew(config, plan);
+    CHECK(!work.speeds().has_value());
+    const std::vector<int> told_anew = told_within(64);
+    CHECK(told_anew == std::vector<int>{64});
     ReplicaWork right(config, plan);
     for (int step = 1; step <= 40; ++step) {
       right.add(1);

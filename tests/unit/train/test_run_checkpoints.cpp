@@ -125,10 +125,10 @@ TEST_CASE("After a step that changed nothing the save waits for one that did") {
     saves.push_back(checkpoints.after_step(state, {11, 0, 0, 2, false}, true, log));
     saves.push_back(checkpoints.after_step(state, {12, 0, 0, 2, false}, false, log));
     saves.push_back(checkpoints.after_step(state, {13, 0, 0, 2, false}, false, log));
-    checkpoints.wait(log);
+    const bool of_12 = checkpoints.wait_until_saved(12, log), of_13 = checkpoints.wait_until_saved(13, log);
     CHECK(saves == std::vector<bool>{false, false, true, false});
-    CHECK(checkpoints.has_saved(12));
-    CHECK(!checkpoints.has_saved(13));
+    CHECK(of_12);
+    CHECK(!of_13);
   });
   CHECK(RunDirectory(folder / "c").steps() == std::vector<int64_t>{12});
 }
@@ -162,8 +162,8 @@ TEST_CASE("A save that fails leaves the last checkpoint; the run goes on or ends
     blocked.checkpoint.resume = "never";
     on_ranks(blocked, [](RunCheckpoints& checkpoints, TrainState& state, Log& log) {
       checkpoints.after_step(state, {30, 120, 960, 0, false}, false, log);
-      checkpoints.wait(log);
-      CHECK(!checkpoints.has_saved(30));
+      const bool saved = checkpoints.wait_until_saved(30, log);
+      CHECK(!saved);
     });
     CHECK(contains(read_log(folder), "the checkpoint of step 30 could not be written"));
     CHECK(contains(read_log(folder), "training goes on"));
