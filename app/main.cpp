@@ -32,13 +32,25 @@ void print_error(const Error& error, invar::MpiSession& session) {
 }
 
 // A failure during a run: the other ranks may be inside a collective, so the whole job ends here. Ranks that fail
-// together (a collective that broke, a file that all read) leave the word to the lowest one: each waits until the abort
-// of a lower one would have reached it, which takes a busy host a tenth of a second.
+// together (a collective that broke, a file that all read) leave the word to the lowest one: each waits, the longer the
+// higher it is, whether a lower one says that it ends the job, and then for its abort.
 [[noreturn]] void end_job(const Error& error, invar::MpiSession& session) {
+  using Clock = std::chrono::steady_clock;
   invar::app::release_stop_signals();  // an abort comes as SIGTERM
   constexpr int kLongestWait = 12;
-  std::this_thread::sleep_for(std::chrono::milliseconds(250) * std::min(session.world().rank(), kLongestWait));
-  print_error(error, session);
+  constexpr std::chrono::seconds kForAbort(30);
+  const auto until = Clock::now() + std::chrono::milliseconds(250) * std::min(session.world().rank(), kLongestWait);
+  bool is_told = session.end_is_announced();
+  while (!is_told && Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    is_told = session.end_is_announced();
+  }
+  if (is_told) {
+    std::this_thread::sleep_for(kForAbort);
+  } else {
+    session.announce_end();
+    print_error(error, session);
+  }
   session.abort(static_cast<int>(error.kind()));
 }
 

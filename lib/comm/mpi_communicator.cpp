@@ -387,6 +387,8 @@ void check_world_size(const Launcher& launcher, int size) {
               "(srun --mpi=list shows what there is)");
 }
 
+constexpr int kEndTag = 1;  // nothing else is sent in MPI_COMM_WORLD
+
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv) {
@@ -442,6 +444,20 @@ void MpiSession::sleep_until_all_come() {
     check_start(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+}
+
+void MpiSession::announce_end() const {
+  if (!initialised_) return;
+  for (int rank = world_->rank() + 1; rank < world_->size(); ++rank) {
+    MPI_Request never_awaited = MPI_REQUEST_NULL;
+    MPI_Isend(nullptr, 0, MPI_BYTE, rank, kEndTag, MPI_COMM_WORLD, &never_awaited);
+  }
+}
+
+bool MpiSession::end_is_announced() const {
+  int announced = 0;
+  if (initialised_) MPI_Iprobe(MPI_ANY_SOURCE, kEndTag, MPI_COMM_WORLD, &announced, MPI_STATUS_IGNORE);
+  return announced != 0;
 }
 
 void MpiSession::abort(int exit_code) {

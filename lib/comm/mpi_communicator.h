@@ -25,6 +25,9 @@ class MpiSession {
   int local_size() const { return local_size_; }
   // A barrier of all ranks that costs those who are early no CPU time, for waits of hours.
   void sleep_until_all_come();
+  // Tells the ranks above this one, as far as they can be told, that it ends the job; whether one below has said so.
+  void announce_end() const;
+  bool end_is_announced() const;
   // Ends every process of the job with this exit code. Does not return.
   [[noreturn]] void abort(int exit_code);
 
