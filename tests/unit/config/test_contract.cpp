@@ -28,6 +28,15 @@ std::string sites_text(const char* preset) {
   return text;
 }
 
+void check_difference(const NumericsContract& saved, const NumericsContract& now, const std::string& field,
+                      const std::string& was, const std::string& is) {
+  const auto difference = first_difference(saved.text(), now.text());
+  REQUIRE(difference);
+  CHECK(difference->field == field);
+  CHECK(difference->saved == was);
+  CHECK(difference->now == is);
+}
+
 }  // namespace
 
 TEST_CASE("the text of a contract names every constant") {
@@ -71,11 +80,7 @@ TEST_CASE("a contract names what leaves are rounded to") {
   const NumericsContract rounded = numerics_contract(config, "fma-chain");
   CHECK(rounded.text() == exact.text() + "tensor_reduce_dtype bf16\n");
   CHECK(rounded.hash() != exact.hash());
-  const auto difference = first_difference(rounded.text(), exact.text());
-  REQUIRE(difference);
-  CHECK(difference->field == "tensor_reduce_dtype");
-  CHECK(difference->saved == "bf16");
-  CHECK(difference->now == "none");
+  check_difference(rounded, exact, "tensor_reduce_dtype", "bf16", "none");
 }
 
 TEST_CASE("a contract on GPUs names whose attention it is") {
@@ -87,11 +92,7 @@ TEST_CASE("a contract on GPUs names whose attention it is") {
   const NumericsContract other = numerics_contract(config, "mma-k16-sm90", "cudnn-9.20.0");
   CHECK(other != contract);
   CHECK(other.hash() != contract.hash());
-  const auto difference = first_difference(contract.text(), other.text());
-  REQUIRE(difference);
-  CHECK(difference->field == "attention");
-  CHECK(difference->saved == "cudnn-9.19.0");
-  CHECK(difference->now == "cudnn-9.20.0");
+  check_difference(contract, other, "attention", "cudnn-9.19.0", "cudnn-9.20.0");
 }
 
 TEST_CASE("only tensor cores have another arithmetic") {
