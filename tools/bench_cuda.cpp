@@ -235,6 +235,16 @@ class Bench {
     site("gate_up", t, 2 * model_.intermediate, c, false, DType::kBF16);
     site("down", t, c, model_.intermediate, true, DType::kBF16);
     site("head", kLogitTokens, model_.vocabulary, c, false, DType::kF32);
+    for (const int64_t tensor : {1, 4}) {
+      const auto rows = [&](const char* gradient, int64_t m, int64_t n) {
+        sample_rows(format("{}, TP={}", gradient, tensor), m, n);
+      };
+      rows("qkv", (q + 2 * heads.kv_heads * heads.head_dim) / tensor, c);
+      rows("attention out", q / tensor, c);
+      rows("gate_up", 2 * model_.intermediate / tensor, c);
+      rows("down", model_.intermediate / tensor, c);
+      rows("head", model_.vocabulary / tensor, c);
+    }
     for (const auto& [tensor, leaves] : {std::pair(1, 4), std::pair(1, 8), std::pair(2, 4), std::pair(4, 2)}) {
       for (const DType leaf : {DType::kF32, DType::kBF16}) {
         const auto rows = [&](const char* name, int64_t k) {
@@ -245,6 +255,47 @@ class Bench {
         rows("down forward", model_.intermediate);
         rows("gate_up dgrad", 2 * model_.intermediate);
       }
+    }
+  }
+
+  // Gradients of a weight (m, n) of all samples, in fixed order, which are added to two sums in turn.
+  void sample_rows(const std::string& name, int64_t m, int64_t n) {
+    const int64_t samples = model_.samples, length = Model::kSequence;
+    std::vector<ops::SamplePlace> places;
+    for (int64_t s = 0; s < samples; ++s)
+      places.push_back({s < samples / 2 ? 0 : 1, s == samples / 2, s + 1 == samples});
+    const Work work = products(m, n, samples * length);
+    row(format("samples {}, one by one", name), work, [=, this] {
+      const Tensor a = bf16({samples * length, m}), b = bf16({samples * length, n});
+      const std::vector<Tensor> sums{f32({m, n}), f32({m, n})};
+      return [=, this] {
+        for (int64_t s = 0; s < samples; ++s) {
+          const ops::SamplePlace& place = places[static_cast<size_t>(s)];
+          const Tensor& to = sums[static_cast<size_t>(place.buffer)];
+          if (place.clears) ops::zero(invariant_, to);
+          ops::matmul(invariant_, a.rows(s * length, (s + 1) * length), Transpose::kYes,
+                      b.rows(s * length, (s + 1) * length), Transpose::kNo, to, 1.0f);
+          if (place.joins > 0) ops::add(invariant_, sums[0], to, sums[0]);
+        }
+      };
+    });
+    for (const int64_t most : {24, 128, 4096}) {
+      const int64_t parts = (samples * m * n * 4 - 1) / (most << 20) + 1;
+      const int64_t at_once = ((m - 1) / parts + 256) / 256 * 256;
+      row(format("samples {}, {} MiB at once, {} rows", name, most, at_once), work, [=, this] {
+        const Tensor a = bf16({samples * length, m}), b = bf16({samples * length, n});
+        const std::vector<Tensor> sums{f32({m, n}), f32({m, n})};
+        const Tensor all = f32({samples * std::min(at_once, m) * n});
+        return [=, this] {
+          for (int64_t begin = 0; begin < m; begin += at_once) {
+            const Range part{begin, std::min(begin + at_once, m)};
+            const Tensor terms = all.rows(0, samples * part.size() * n).view({samples, part.size(), n});
+            ops::matmul_samples(invariant_, a, part, b, terms);
+            ops::add_terms(invariant_, terms, places,
+                           std::vector{sums[0].rows(part.begin, part.end), sums[1].rows(part.begin, part.end)});
+          }
+        };
+      });
     }
   }
 

@@ -21,11 +21,7 @@ Tensor ColumnParallelLinear::backward(const LayerContext& ctx, const Tensor& x, 
     const ArenaScope scope(ctx.scratch);
     const Tensor x_all = ctx.keep ? x : ctx.region.gather(ctx.stream, ctx.scratch, x);
     d_x.multiply(d_y, ctx.weights.acquire_backward(weight_));
-    ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, LeafKind::kAddable,
-                           [&](Range tokens, const Tensor& into) {
-                             matmul(ctx.stream, d_y.rows(tokens.begin, tokens.end), Transpose::kYes,
-                                    x_all.rows(tokens.begin, tokens.end), Transpose::kNo, into, 1.0f);
-                           });
+    ctx.weights.accumulate_product(ctx.stream, ctx.scratch, weight_, {0, ctx.region.tokens()}, d_y, x_all);
     ctx.weights.gradient_done(weight_);
   }
   return d_x.sum();
@@ -44,11 +40,7 @@ void RowParallelLinear::backward(const LayerContext& ctx, const std::function<Te
   const Tensor d_y_all = ctx.region.gather(ctx.stream, ctx.scratch, d_y);
   matmul(ctx.stream, d_y_all, Transpose::kNo, ctx.weights.acquire_backward(weight_), Transpose::kYes, d_x);
   const Tensor input = x();
-  ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, LeafKind::kAddable,
-                         [&](Range tokens, const Tensor& into) {
-                           matmul(ctx.stream, input.rows(tokens.begin, tokens.end), Transpose::kYes,
-                                  d_y_all.rows(tokens.begin, tokens.end), Transpose::kNo, into, 1.0f);
-                         });
+  ctx.weights.accumulate_product(ctx.stream, ctx.scratch, weight_, {0, ctx.region.tokens()}, input, d_y_all);
   ctx.weights.gradient_done(weight_);
 }
 

@@ -22,9 +22,6 @@ int64_t chunk_tokens(DeviceType device, int64_t widest, int64_t tokens) {
   return round_up(ceil_div(tokens, ceil_div(tokens, most)), kTile);
 }
 
-// Of the weight's gradient, in one product in fixed order.
-constexpr int64_t kProvedBytes = 512 << 20;
-
 }  // namespace
 
 // In fixed order a chunk is a part of a sample that depends on the model alone, or whole samples.
@@ -134,20 +131,7 @@ void LmHead::chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float s
   ops::logits_gradient(ctx.stream, logits, chunk.labels, table_.rows, table_.vocab_size, chunk.maximum, chunk.sum,
                        scale, softcap_, d_logits);
   d_x.multiply_rows(chunk.tokens.begin, d_logits, ctx.weights.acquire_backward(table_.weight));
-  // In fixed order a product is proved with memory of its own for what it adds to.
-  const int64_t rows = table_.rows.size();
-  const bool proved = ctx.weights.leaves(table_.weight) != nullptr;
-  const int64_t parts = proved ? ceil_div(rows * chunk.x.dim(1) * size_of(DType::kF32), kProvedBytes) : 1;
-  const int64_t at_once = round_up(ceil_div(rows, std::max<int64_t>(parts, 1)), kVocabUnit);
-  const LeafKind gradient = sample_chunk_ < ctx.sequence_length ? LeafKind::kOwnBuffer : LeafKind::kAddable;
-  ctx.weights.accumulate(ctx.stream, table_.weight, chunk.tokens, gradient, [&](Range tokens, const Tensor& into) {
-    const Range local{tokens.begin - chunk.tokens.begin, tokens.end - chunk.tokens.begin};
-    for (int64_t begin = 0; begin < rows; begin += at_once) {
-      const Range part{begin, std::min(begin + at_once, rows)};
-      ops::matmul_columns(ctx.stream, d_logits.rows(local.begin, local.end), part, ops::Transpose::kYes,
-                          chunk.x.rows(local.begin, local.end), into.rows(part.begin, part.end), 1.0f);
-    }
-  });
+  ctx.weights.accumulate_product(ctx.stream, ctx.scratch, table_.weight, chunk.tokens, d_logits, chunk.x);
 }
 
 }  // namespace invar

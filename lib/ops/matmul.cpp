@@ -80,6 +80,30 @@ void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transp
   multiply(kOp, stream, a, columns, transpose_a == Transpose::kYes, b, false, c, beta);
 }
 
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms) {
+  constexpr auto kOp = "matmul_samples";
+  expect_float(kOp, "a", a, 2);
+  const bool inside = 0 <= columns.begin && columns.begin <= columns.end && columns.end <= a.dim(1);
+  INVAR_CHECK(inside, "{}: columns {} to {} of a {}", kOp, columns.begin, columns.end, a.describe());
+  expect(kOp, "b", b, a.dtype(), {a.dim(0), b.dim(1)});
+  INVAR_CHECK(terms.dims() == 3 && terms.dim(0) > 0 && a.dim(0) % terms.dim(0) == 0,
+              "{}: terms is {}, expected a matrix for each of the samples of {} tokens", kOp, terms.describe(),
+              a.dim(0));
+  expect(kOp, "terms", terms, DType::kF32, {terms.dim(0), columns.size(), b.dim(1)});
+  const bool in_order = stream.invariant() && a.dtype() == DType::kF32;  // by a kernel of our own
+  if (stream.invariant() && !in_order) stream.note_momentary(product_proof_bytes(a.bytes(), b.bytes(), 0));
+  if (on_cuda(stream) && !in_order && terms.dim(0) > 1 && !terms.empty() && !a.empty()) {
+    expect_on(kOp, stream, {&a, &b, &terms});
+    return cuda::matmul_samples(stream, a, columns, b, terms);
+  }
+  const int64_t tokens = a.dim(0) / terms.dim(0);
+  for (int64_t s = 0; s < terms.dim(0); ++s) {
+    const auto part = [&](const Tensor& x) { return x.rows(s * tokens, (s + 1) * tokens); };
+    multiply(kOp, stream, part(a), columns, true, part(b), false, terms.rows(s, s + 1).view({columns.size(), b.dim(1)}),
+             0.0f);
+  }
+}
+
 bool matmul_leaves(const Stream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
                    std::span<const Tensor> nodes) {
   constexpr auto kOp = "matmul_leaves";

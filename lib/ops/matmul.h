@@ -27,6 +27,11 @@ void matmul(const Stream& stream, const Tensor& a, Transpose transpose_a, const 
 void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
                     const Tensor& c, float beta = 0.0f);
 
+// terms (S, M, N) f32: terms[s] = aᵀ · b of the tokens of sample s, where a (T, ·), of which only `columns` (M) are
+// there, and b (T, N) have S samples of T / S tokens, one after another: the rules of matmul_columns(), transposed, a
+// sample at a time, and its bits on the CPU and on an invariant stream.
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms);
+
 // A step of a sum over leaves of k, which has a stack of sums: the product over `columns` of a goes to `buffer`, a new
 // one or the last (then it is added to what is there), and `joins` times the last sum is added to the one below.
 struct LeafStep {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
@@ -11,6 +12,7 @@ namespace invar::ops {
 namespace {
 
 constexpr auto kOp = "add_term_sums";
+constexpr auto kTermsOp = "add_terms";
 constexpr int64_t kColumns = 256;  // summed at a time; they stay in cache
 
 // out[i] = the sum of the rows' element i, in ascending order.
@@ -43,22 +45,55 @@ void add_columns(const TermTable::Vector& vector, const int64_t* rows, const flo
   }
 }
 
+void check_places(std::string_view op, std::span<const SamplePlace> places, int64_t samples,
+                  std::span<const Tensor> buffers) {
+  INVAR_CHECK(std::ssize(places) == samples, "{}: {} places of {} samples", op, places.size(), samples);
+  INVAR_CHECK(!buffers.empty() && buffers.size() <= SumProgram::kMaxDepth, "{}: {} buffers, at most {}", op,
+              buffers.size(), SumProgram::kMaxDepth);
+  for (const SamplePlace& place : places) {
+    INVAR_CHECK(0 <= place.joins && place.joins <= place.buffer && place.buffer < std::ssize(buffers),
+                "{}: {} joins from buffer {} of {}", op, place.joins, place.buffer, buffers.size());
+  }
+}
+
+// A buffer is that of the last sum or the next.
+void check_stack(std::span<const SamplePlace> places) {
+  for (size_t i = 1; i < places.size(); ++i) {
+    const int last = places[i - 1].buffer - places[i - 1].joins;
+    const SamplePlace& place = places[i];
+    const bool fits = place.clears ? place.buffer == last + 1 : place.buffer == last;
+    INVAR_CHECK(fits, "{}: a sample {} buffer {} after one in buffer {}", kTermsOp, place.clears ? "clears" : "adds to",
+                place.buffer, last);
+  }
+}
+
 void check_operands(const TermTable& table, const Tensor& packed, const Tensor& terms,
                     std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
   expect(kOp, "packed", packed, DType::kI64, {table.packed_size()});
   INVAR_CHECK(terms.dims() == 1 && terms.dtype() == DType::kF32 && terms.dim(0) >= table.terms_end(),
               "{}: terms is {}, expected f32 of {} elements or more", kOp, terms.describe(), table.terms_end());
-  INVAR_CHECK(std::ssize(places) == table.samples(), "{}: {} places of {} samples", kOp, places.size(),
-              table.samples());
-  INVAR_CHECK(!buffers.empty() && buffers.size() <= SumProgram::kMaxDepth, "{}: {} buffers, at most {}", kOp,
-              buffers.size(), SumProgram::kMaxDepth);
+  check_places(kOp, places, table.samples(), buffers);
   for (const Tensor& buffer : buffers) {
     INVAR_CHECK(buffer.dims() == 1 && buffer.dtype() == DType::kF32 && buffer.dim(0) >= table.buffer_end(),
                 "{}: a buffer is {}, expected f32 of {} elements or more", kOp, buffer.describe(), table.buffer_end());
   }
+}
+
+// n elements, of which the first of each sample's lie `step` apart.
+void add_run(const float* term, int64_t step, int64_t n, std::span<const SamplePlace> places,
+             std::span<float* const> buffers) {
   for (const SamplePlace& place : places) {
-    INVAR_CHECK(0 <= place.joins && place.joins <= place.buffer && place.buffer < std::ssize(buffers),
-                "{}: {} joins from buffer {} of {}", kOp, place.joins, place.buffer, buffers.size());
+    float* to = buffers[static_cast<size_t>(place.buffer)];
+    if (place.clears) std::fill_n(to, n, 0.0f);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) to[i] += term[i];
+    term += step;
+    for (int join = 1; join <= place.joins; ++join) {
+      float* const left = buffers[static_cast<size_t>(place.buffer - join)];
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) left[i] += to[i];
+      to = left;
+    }
   }
 }
 
@@ -99,6 +134,30 @@ void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& p
         const int64_t n = std::min(kColumns, vector.width - begin);
         add_columns(vector, rows + vector.first, from + begin, vector.into + begin, n, places, buffers);
       }
+    }
+  });
+}
+
+void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
+               std::span<const Tensor> buffers) {
+  INVAR_CHECK(terms.dims() > 0 && terms.dim(0) > 0 && terms.dtype() == DType::kF32, "{}: terms is {}", kTermsOp,
+              terms.describe());
+  check_places(kTermsOp, places, terms.dim(0), buffers);
+  check_stack(places);
+  const int64_t n = terms.numel() / terms.dim(0);
+  for (const Tensor& buffer : buffers) {
+    INVAR_CHECK(buffer.dtype() == DType::kF32 && buffer.numel() == n, "{}: a buffer is {}, a term of {} elements",
+                kTermsOp, buffer.describe(), n);
+    expect_on(kTermsOp, stream, {&buffer});
+  }
+  if (!has_work(kTermsOp, stream, {&terms}) || n == 0) return;
+  if (on_cuda(stream)) return cuda::add_terms(stream, terms, places, buffers);
+  cpu::parallel_for(stream.threads(), ceil_div(n, kColumns), kColumns * terms.dim(0), [&](Range range) {
+    for (int64_t run = range.begin; run < range.end; ++run) {
+      const int64_t begin = run * kColumns;
+      std::vector<float*> at;
+      for (const Tensor& buffer : buffers) at.push_back(buffer.data<float>() + begin);
+      add_run(terms.data<float>() + begin, n, std::min(kColumns, n - begin), places, at);
     }
   });
 }

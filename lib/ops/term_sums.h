@@ -8,7 +8,7 @@
 namespace invar::ops {
 
 // Where a sample's gradient goes: it is added to the sum in `buffer`, which is made zero before if it clears; then
-// `joins` times the buffer is added to the one below.
+// `joins` times the buffer is added to the one below, and is of no more use until it is cleared.
 struct SamplePlace {
   int buffer = 0;
   bool clears = false;
@@ -58,5 +58,12 @@ class TermTable {
 // vectors or buffers that are not there.
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
+
+// Of each sample in turn one term, added to its buffer as its place says, each + one addition in fp32. terms f32
+// (S, ...); places: S, each in the buffer where the one before has left the last sum, or in the next one, which it
+// clears unless it is the first; buffers: at most SumProgram::kMaxDepth, f32, each of as many elements as a term. What
+// is left in a buffer that was joined is undefined.
+void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
+               std::span<const Tensor> buffers);
 
 }  // namespace invar::ops

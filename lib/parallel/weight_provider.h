@@ -23,6 +23,10 @@ class WeightProvider {
   using AddGradient = std::function<void(Range tokens, const Tensor& into)>;
   virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
                           const AddGradient& add) = 0;
+  // Adds aᵀ · b of these tokens, whole samples of the micro-batch or a part of one: a (tokens, the weight's rows), b
+  // (tokens, columns). What it takes from `scratch` it gives back.
+  virtual void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
+                                  const Tensor& a, const Tensor& b) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
   virtual void gradient_done(WeightId id) = 0;
 };
@@ -53,9 +57,12 @@ class ResidentWeights : public WeightProvider {
   const LeafCut* leaves(WeightId id) const override { return table_.weight(id).leaves.get(); }
   void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
                   const AddGradient& add) override;
+  void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens, const Tensor& a,
+                          const Tensor& b) override;
   void gradient_done(WeightId id) override;
 
  private:
+  std::vector<WorkerOrder::Place> places_of(Range tokens) const;
   bool by_terms(WeightId id) const { return samples_ && table_.weight(id).terms; }
   Tensor acquire(WeightId id) const {
     if (listener_.acquired) listener_.acquired(id);

@@ -1,7 +1,5 @@
 #include "parallel/worker_order.h"
 
-#include <algorithm>
-
 #include "config/contract.h"
 #include "core/error.h"
 
@@ -31,16 +29,14 @@ std::vector<Range> deal_workers(int64_t workers, int64_t batch, std::span<const 
 std::vector<WorkerOrder::Place> places_of(const LeafProgram& program, int64_t workers, int64_t batch,
                                           LeafKind gradient) {
   std::vector<WorkerOrder::Place> places;
-  int used = 0;  // buffers
   for (const LeafProgram::Step& step : program.steps) {
     const int64_t own = first_sample(step.leaf + 1, workers, batch) - first_sample(step.leaf, workers, batch);
     const int at_once = gradient == LeafKind::kAddable && own == 1 && step.joins > 0 ? 1 : 0;
     const int buffer = step.buffer - at_once;
     for (int64_t sample = 0; sample < own; ++sample) {
-      const bool clears = at_once == 0 && sample == 0 && buffer < used;
+      const bool clears = at_once == 0 && sample == 0 && buffer > 0;
       places.push_back({buffer, clears, sample + 1 == own ? step.joins - at_once : 0});
     }
-    used = std::max(used, buffer + 1);
   }
   return places;
 }

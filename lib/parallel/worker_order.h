@@ -17,7 +17,7 @@ class WorkerOrder {
   // samples: of each data rank, one after another. Error{kConfig} if one's do not begin where a worker's do.
   WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
 
-  // Buffers are zero when a step begins; a worker clears one that has been used before.
+  // The first buffer is zero when a step begins; others are cleared by a worker that begins there.
   using Place = ops::SamplePlace;
   // Of a sample's gradient. If that is addable, a worker of one sample adds it to its sibling's sum at once: the same
   // addition without a buffer between. sample: counted from this rank's first one of the step.

@@ -166,8 +166,7 @@ MicroBatch TrainState::to_device(const Batch& batch) {
 }
 
 void TrainState::zero_gradients() {
-  const ParameterTable& table = model_.parameters();
-  for (int buffer = 0; buffer < table.gradient_buffers(); ++buffer) ops::zero(stream_, table.gradients(buffer));
+  ops::zero(stream_, model_.parameters().gradients(0));  // workers clear the others, but for what lies between weights
 }
 
 // Where the losses of its samples go.

@@ -291,6 +291,40 @@ TEST_CASE("transposed columns on an invariant stream are rows of the whole produ
   CHECK(parts.host().same_bits(whole.host()));
 }
 
+TEST_CASE("products of several samples on an invariant stream have the bits of one at a time, and are proved once") {
+  const DType in = GENERATE(DType::kF32, DType::kBF16);
+  const auto [m, n, tokens] = GENERATE(values<Size>({{3, 5, 7}, {512, 1024, 4096}, {264, 96, 40}}));
+  const int64_t samples = 3, stride = m + 8;
+  const Range columns{8, 8 + m};
+  CAPTURE(name_of(in), m, n, tokens);
+  const DeviceTensor a(random_tensor(in, {samples * tokens, stride}, 1)),
+      b(random_tensor(in, {samples * tokens, n}, 2));
+  const HostTensor before = random_tensor(DType::kF32, {samples, m, n}, 3);
+  const DeviceTensor terms(before), expected(before);
+  synchronize(gpu());
+  const Stream stream = invariant_stream();
+  matmul_samples(stream, a, columns, b, terms);
+  const Proofs first = proofs(stream);
+  CHECK(first.products + std::ssize(first.slow_products) == (in == DType::kBF16 ? 1 : 0));
+  if (m == 512 && in == DType::kBF16) {
+    CHECK(first.products == 1);
+    CHECK(first.most_bytes == product_proof_bytes(a.tensor().bytes(), b.tensor().bytes(), 0));
+  }
+  for (const std::string& slow : first.slow_products) CHECK(contains(slow, format("3 times bf16 ({}, {})", tokens, m)));
+  matmul_samples(stream, a, columns, b, terms);
+  CHECK(proofs(stream).products == first.products);
+  for (int64_t s = 0; s < samples; ++s) {
+    const Range own{s * tokens, (s + 1) * tokens};
+    matmul_columns(stream, a.tensor().rows(own.begin, own.end), columns, Transpose::kYes,
+                   b.tensor().rows(own.begin, own.end), expected.tensor().rows(s, s + 1).view({m, n}));
+  }
+  synchronize(stream);
+  CHECK(terms.host().same_bits(expected.host()));
+  CHECK(differing(terms.host(), before) > samples * m * n / 2);
+  matmul_samples(gpu(), a, columns, b, terms);  // in any order
+  CHECK(relative_norm(terms.host().values(), expected.host().values()) <= 1e-5);
+}
+
 TEST_CASE("f32 products on an invariant stream have the bits of the CPU") {
   const bool ta = GENERATE(false, true), tb = GENERATE(false, true);
   const auto [m, n, k] = GENERATE(values<Size>(

@@ -2,6 +2,7 @@
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
@@ -46,6 +47,7 @@ using Candidates = std::vector<cublasLtMatmulHeuristicResult_t>;
 
 // What an algorithm is chosen by.
 struct Key {
+  int64_t samples;  // products, whose operands and results lie one after another
   int64_t m, n, k;
   int64_t stride_a;  // elements from row to row of a as stored
   bool transpose_a, transpose_b, accumulate, invariant;
@@ -54,12 +56,18 @@ struct Key {
 
   auto operator<=>(const Key&) const = default;
 
-  double flop() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
-  int64_t bytes_c() const { return m * n * size_of(out); }
+  int64_t rows_a() const { return transpose_a ? k : m; }
+  // Of one product.
+  int64_t elements_a() const { return rows_a() * stride_a; }
+  int64_t elements_b() const { return k * n; }
+  int64_t elements_c() const { return m * n; }
+  double flop() const { return 2.0 * static_cast<double>(samples * elements_c()) * static_cast<double>(k); }
+  int64_t bytes_c() const { return samples * elements_c() * size_of(out); }
   std::string describe() const {
     const int64_t columns = transpose_a ? m : k;
     const std::string part = stride_a == columns ? "" : format(" of {} columns", stride_a);
-    return format("{} ({}, {}){}{} x ({}, {}){} -> {}", name_of(in), transpose_a ? k : m, columns, part,
+    const std::string times = samples == 1 ? "" : format("{} times ", samples);
+    return format("{}{} ({}, {}){}{} x ({}, {}){} -> {}", times, name_of(in), rows_a(), columns, part,
                   transpose_a ? " transposed" : "", transpose_b ? n : k, transpose_b ? k : n,
                   transpose_b ? " transposed" : "", name_of(out));
   }
@@ -95,13 +103,23 @@ std::byte* aligned(std::byte* pointer, uint32_t alignment) {
   return pointer + round_up(address, kMostAlignment) - address + alignment % kMostAlignment;
 }
 
-// A row-major (rows, columns) matrix is a column-major (columns, rows) one. `stride` elements lie from row to row.
-MatrixLayout make_layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
-  cublasLtMatrixLayout_t layout = nullptr;
-  check_cublas(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), static_cast<uint64_t>(columns),
+// A row-major (rows, columns) matrix is a column-major (columns, rows) one. `stride` elements lie from row to row, and
+// of several matrices each begins where the rows of the one before end.
+MatrixLayout make_layout(int64_t matrices, DType dtype, int64_t rows, int64_t columns, int64_t stride) {
+  cublasLtMatrixLayout_t created = nullptr;
+  check_cublas(cublasLtMatrixLayoutCreate(&created, cuda_type(dtype), static_cast<uint64_t>(columns),
                                           static_cast<uint64_t>(rows), stride),
                "cublasLtMatrixLayoutCreate");
-  return MatrixLayout(layout);
+  MatrixLayout layout(created);
+  const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, auto value) {
+    check_cublas(cublasLtMatrixLayoutSetAttribute(created, attribute, &value, sizeof value),
+                 "cublasLtMatrixLayoutSetAttribute");
+  };
+  if (matrices > 1) {
+    set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(matrices));
+    set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{rows * stride});
+  }
+  return layout;
 }
 
 void set_transpose(const MatmulDesc& desc, cublasLtMatmulDescAttributes_t attribute, bool transpose) {
@@ -119,10 +137,12 @@ Plan make_plan(const Key& key) {
   plan.desc = MatmulDesc(desc);
   set_transpose(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b);
   set_transpose(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a);
-  plan.a = key.transpose_a ? make_layout(key.in, key.k, key.m, key.stride_a)
-                           : make_layout(key.in, key.m, key.k, key.stride_a);
-  plan.b = key.transpose_b ? make_layout(key.in, key.n, key.k, key.k) : make_layout(key.in, key.k, key.n, key.n);
-  plan.c = make_layout(key.out, key.m, key.n, key.n);
+  const auto layout = [&](DType dtype, int64_t rows, int64_t columns, int64_t stride) {
+    return make_layout(key.samples, dtype, rows, columns, stride);
+  };
+  plan.a = layout(key.in, key.rows_a(), key.transpose_a ? key.m : key.k, key.stride_a);
+  plan.b = key.transpose_b ? layout(key.in, key.n, key.k, key.k) : layout(key.in, key.k, key.n, key.n);
+  plan.c = layout(key.out, key.m, key.n, key.n);
   plan.beta = key.accumulate ? 1.0f : 0.0f;
   return plan;
 }
@@ -162,17 +182,19 @@ bool sums_in_one_pass(const cublasLtMatmulAlgo_t& algorithm) {
          attribute_of<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-OrderedProduct ordered_product(const Key& key, const Operands& operands) {
-  const auto on_device = [](const void* data, DType dtype, int64_t rows, int64_t columns) {
-    return Tensor(const_cast<void*>(data), dtype, DeviceType::kCuda, {rows, columns});
+OrderedProduct ordered_product(const Key& key, const Operands& operands, int64_t sample) {
+  const auto on_device = [&](const void* data, int64_t elements, DType dtype, int64_t rows, int64_t columns) {
+    auto* const first = static_cast<std::byte*>(const_cast<void*>(data)) + sample * elements * size_of(dtype);
+    return Tensor(first, dtype, DeviceType::kCuda, {rows, columns});
   };
-  return {on_device(operands.a, key.in, key.transpose_a ? key.k : key.m, key.stride_a),
-          {0, key.transpose_a ? key.m : key.k},
-          key.transpose_a,
-          key.transpose_b ? on_device(operands.b, key.in, key.n, key.k) : on_device(operands.b, key.in, key.k, key.n),
-          key.transpose_b,
-          on_device(operands.c, key.out, key.m, key.n),
-          key.accumulate};
+  return {
+      on_device(operands.a, key.elements_a(), key.in, key.rows_a(), key.stride_a),
+      {0, key.transpose_a ? key.m : key.k},
+      key.transpose_a,
+      on_device(operands.b, key.elements_b(), key.in, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
+      key.transpose_b,
+      on_device(operands.c, key.elements_c(), key.out, key.m, key.n),
+      key.accumulate};
 }
 
 // The plans of a stream, and the library's handle.
@@ -191,7 +213,12 @@ class MatmulPlans {
       plan.algorithm = choose(key, plan, operands);
       found = plans_.emplace(key, std::move(plan)).first;
     }
-    if (!found->second.algorithm) return multiply_bf16_in_order(stream_, ordered_product(key, operands));
+    if (!found->second.algorithm) {
+      for (int64_t sample = 0; sample < key.samples; ++sample) {
+        multiply_bf16_in_order(stream_, ordered_product(key, operands, sample));
+      }
+      return;
+    }
     const cublasStatus_t status = launch(found->second, *found->second.algorithm, operands);
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw Error(ErrorKind::kFault,
@@ -287,8 +314,8 @@ class MatmulPlans {
   // row strides and alignment; none if no one does. A c that is only written serves itself.
   std::optional<cublasLtMatmulAlgo_t> proved(const Key& key, const Plan& plan, const Candidates& usable, bool timed,
                                              Operands operands) {
-    const int64_t rows_a = key.transpose_a ? key.k : key.m;
-    const int64_t bytes_a = rows_a * key.stride_a * size_of(key.in), bytes_b = key.k * key.n * size_of(key.in);
+    const int64_t bytes_a = key.samples * key.elements_a() * size_of(key.in);
+    const int64_t bytes_b = key.samples * key.elements_b() * size_of(key.in);
     const Proof proof(stream_, product_proof_bytes(bytes_a, bytes_b, key.accumulate ? key.bytes_c() : 0),
                       format("matmul {} sums in the order of invariant numerics", key.describe()));
     auto* a = aligned(proof.memory(), key.alignment_a);
@@ -296,11 +323,14 @@ class MatmulPlans {
     operands.a = a;
     operands.b = b;
     if (key.accumulate) operands.c = aligned(b + bytes_b, key.alignment_c);
-    const OrderedProduct product = ordered_product(key, operands);
+    std::vector<OrderedProduct> products;
+    for (int64_t sample = 0; sample < key.samples; ++sample) products.push_back(ordered_product(key, operands, sample));
     const auto in_order = [&](const cublasLtMatmulAlgo_t& algorithm) {
       fill(operands.c, 0xff, key);  // NaN: what is not written shows
-      fill_for_comparison(stream_, product);
-      return launch(plan, algorithm, operands) == CUBLAS_STATUS_SUCCESS && count_out_of_order(stream_, product) == 0;
+      for (const OrderedProduct& product : products) fill_for_comparison(stream_, product);
+      return launch(plan, algorithm, operands) == CUBLAS_STATUS_SUCCESS &&
+             std::ranges::all_of(
+                 products, [&](const OrderedProduct& product) { return count_out_of_order(stream_, product) == 0; });
     };
     return fastest(plan, usable, timed, operands, in_order);
   }
@@ -345,34 +375,28 @@ class MatmulPlans {
   std::map<Key, Plan> plans_;
 };
 
-}  // namespace
+// Of the columns of a as stored only those from `first_column` on are there. op(a) is (m, k).
+struct Shape {
+  int64_t samples, m, n, k;
+  int64_t first_column;
+};
 
-void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
-            Transpose transpose_b, const Tensor& c, float beta) {
-  if (c.empty()) return;
-  const bool ta = transpose_a == Transpose::kYes;
-  const int64_t k = ta ? a.dim(0) : columns.size();
-  if (k == 0) {
-    if (beta != 0.0f) return;
-    check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<size_t>(c.bytes()), cuda_handle(stream)), "cudaMemsetAsync");
-    return;
-  }
+void run(const Stream& stream, const Shape& shape, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+         const Tensor& c, bool accumulate) {
   CudaStream& cuda = stream.cuda();
-  if (stream.invariant() && a.dtype() == DType::kF32) {
-    return multiply_f32_in_order(cuda, {a, columns, ta, b, transpose_b == Transpose::kYes, c, beta != 0.0f});
-  }
-  const void* first = static_cast<const std::byte*>(a.raw()) + columns.begin * size_of(a.dtype());
+  const void* first = static_cast<const std::byte*>(a.raw()) + shape.first_column * size_of(a.dtype());
   // cuBLASLt has no product of f32 in bf16: it is made in f32, which rounds as exactly.
   const bool narrowed = a.dtype() == DType::kF32 && c.dtype() == DType::kBF16;
   auto* workspace = static_cast<std::byte*>(cuda.workspace(kWorkspaceBytes + (narrowed ? c.numel() * 4 : 0)));
   const Tensor product = narrowed ? Tensor(workspace + kWorkspaceBytes, DType::kF32, c.device(), c.shape()) : c;
-  const Key key{c.dim(0),
-                c.dim(1),
-                k,
+  const Key key{shape.samples,
+                shape.m,
+                shape.n,
+                shape.k,
                 a.dim(1),
-                ta,
-                transpose_b == Transpose::kYes,
-                beta != 0.0f,
+                transpose_a,
+                transpose_b,
+                accumulate,
                 stream.invariant(),
                 a.dtype(),
                 product.dtype(),
@@ -381,6 +405,30 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
                 alignment_of(product.raw())};
   cuda.attachment<MatmulPlans>().run(key, {first, b.raw(), product.raw(), workspace});
   if (narrowed) copy(stream, product, c);
+}
+
+}  // namespace
+
+void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
+            Transpose transpose_b, const Tensor& c, float beta) {
+  if (c.empty()) return;
+  const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
+  const int64_t k = ta ? a.dim(0) : columns.size();
+  if (k == 0) {
+    if (beta != 0.0f) return;
+    check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<size_t>(c.bytes()), cuda_handle(stream)), "cudaMemsetAsync");
+    return;
+  }
+  if (stream.invariant() && a.dtype() == DType::kF32) {
+    return multiply_f32_in_order(stream.cuda(), {a, columns, ta, b, tb, c, beta != 0.0f});
+  }
+  run(stream, {1, c.dim(0), c.dim(1), k, columns.begin}, a, ta, b, tb, c, beta != 0.0f);
+}
+
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms) {
+  const int64_t samples = terms.dim(0);
+  run(stream, {samples, terms.dim(1), terms.dim(2), a.dim(0) / samples, columns.begin}, a, true, b, false, terms,
+      false);
 }
 
 }  // namespace invar::ops::cuda

@@ -69,6 +69,7 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
 // Of the columns of a as stored only `columns` are there.
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
             Transpose transpose_b, const Tensor& c, float beta);
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms);
 // In one kernel on tensor cores of compute capability 9.0; false, and nothing is done, on other GPUs and for operands
 // that it does not take.
 bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,
@@ -99,6 +100,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
+void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
+               std::span<const Tensor> buffers);
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,

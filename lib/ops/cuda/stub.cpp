@@ -90,6 +90,9 @@ void gate_backward(const Stream&, Activation, const Tensor&, const Tensor&, cons
 void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float) {
   refuse();
 }
+void matmul_samples(const Stream&, const Tensor&, Range, const Tensor&, const Tensor&) {
+  refuse();
+}
 bool multiply_leaves(CudaStream&, const Tensor&, const Tensor&, std::span<const LeafStep>, DType,
                      std::span<const Tensor>) {
   refuse();
@@ -142,6 +145,9 @@ Proofs proofs(const Stream&) {
 }
 void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, std::span<const SamplePlace>,
                    std::span<const Tensor>) {
+  refuse();
+}
+void add_terms(const Stream&, const Tensor&, std::span<const SamplePlace>, std::span<const Tensor>) {
   refuse();
 }
 

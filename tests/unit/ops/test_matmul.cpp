@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "ops/cpu/gemm.h"
 #include "ops/matmul.h"
+#include "ops/proofs.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -23,6 +24,8 @@ using test::contains;
 using test::message_of;
 
 namespace {
+
+const Stream kCpu(DeviceType::kCpu);
 
 constexpr std::array kTransposes = {std::pair{false, false}, std::pair{false, true}, std::pair{true, false},
                                     std::pair{true, true}};
@@ -414,4 +417,47 @@ TEST_CASE("matmul refuses what it cannot multiply", "[matmul]") {
   CHECK(contains(
       message_of(ErrorKind::kFault, [&] { ops::matmul(Stream(DeviceType::kCuda), on_gpu, kNo, on_gpu, kNo, on_gpu); }),
       "built without CUDA"));
+}
+
+TEST_CASE("matmul_samples is a product of each sample") {
+  const auto [m, n, tokens] = GENERATE(values<Size>({{1, 1, 1}, {7, 5, 3}, {33, 40, 129}, {3, 2, 0}}));
+  for (const int64_t samples : {1, 3}) {
+    const Range columns{2, 2 + m};
+    const int64_t stride = m + 3;
+    auto a = random_matrix<BF16>(samples * tokens * stride, 1), b = random_matrix<BF16>(samples * tokens * n, 2);
+    Matrix<float> terms(static_cast<size_t>(samples * m * n), 7.0f), expected = terms;
+    const Tensor all_a = view_of(a).view({samples * tokens, stride}), all_b = view_of(b).view({samples * tokens, n});
+    ops::matmul_samples(kCpu, all_a, columns, all_b, view_of(terms).view({samples, m, n}));
+    for (int64_t s = 0; s < samples; ++s) {
+      const Tensor term = view_of(expected).view({samples, m * n}).rows(s, s + 1).view({m, n});
+      ops::matmul_columns(kCpu, all_a.rows(s * tokens, (s + 1) * tokens), columns, Transpose::kYes,
+                          all_b.rows(s * tokens, (s + 1) * tokens), term);
+    }
+    CHECK(terms == expected);
+  }
+}
+
+TEST_CASE("matmul_samples of wrong operands, and on meta") {
+  Matrix<float> a(4 * 5), b(4 * 3), terms(2 * 5 * 3);
+  const Tensor left = view_of(a).view({4, 5}), right = view_of(b).view({4, 3});
+  const auto refused = [&](const Tensor& x, Range columns, const Tensor& y, const Tensor& to) {
+    return message_of(ErrorKind::kFault, [&] { ops::matmul_samples(kCpu, x, columns, y, to); });
+  };
+  CHECK(contains(refused(left, {1, 6}, right, view_of(terms).view({2, 5, 3})), "columns 1 to 6 of a f32 (4, 5)"));
+  CHECK(contains(refused(left, {0, 5}, right.rows(0, 3), view_of(terms).view({2, 5, 3})),
+                 "b is f32 (3, 3), expected f32 (4, 3)"));
+  CHECK(contains(refused(left, {0, 5}, right, view_of(terms).rows(0, 15).view({5, 3})),
+                 "terms is f32 (5, 3), expected a matrix for each of the samples of 4 tokens"));
+  CHECK(contains(refused(left.rows(0, 3), {0, 5}, right.rows(0, 3), view_of(terms).view({2, 5, 3})),
+                 "expected a matrix for each of the samples of 3 tokens"));
+  CHECK(contains(refused(left, {1, 5}, right, view_of(terms).view({2, 5, 3})),
+                 "terms is f32 (2, 5, 3), expected f32 (2, 4, 3)"));
+
+  const auto on_meta = [](const Tensor& x) { return Tensor(nullptr, x.dtype(), DeviceType::kMeta, x.shape()); };
+  Stream stream = Stream::meta(DeviceType::kCuda);
+  stream.set_invariant(true);
+  auto rounded = random_matrix<BF16>(4 * 5, 1);
+  const Tensor square = on_meta(view_of(rounded).view({4, 5}));
+  ops::matmul_samples(stream, square, {0, 5}, square, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {2, 5, 5}));
+  CHECK(stream.momentary() == ops::product_proof_bytes(2 * 20, 2 * 20, 0));  // of all samples at once
 }

@@ -58,6 +58,61 @@ TEST_CASE("add_term_sums adds samples' sums of rows, in the order of rows and pl
   }
 }
 
+// Of workers of one or two samples, the first sums of a tree of eight; a sample that is added at once.
+const std::vector<SamplePlace> kPlaces = {{1, true, 0}, {1, false, 0}, {2, true, 0},  {2, false, 1}, {2, true, 0},
+                                          {3, true, 0}, {3, false, 2}, {1, false, 1}, {1, true, 0},  {2, true, 0}};
+
+TEST_CASE("add_terms adds a term of each sample, as places say") {
+  const int64_t n = GENERATE(1, 5, 256, 1030), first = GENERATE(0, 1, 4);
+  const std::vector<SamplePlace> places(kPlaces.begin() + first, kPlaces.end());
+  const int64_t samples = std::ssize(places);
+  const HostTensor terms = random_tensor(DType::kF32, {samples, n}, 1);
+  std::vector<HostTensor> before, expected;
+  for (unsigned buffer = 0; buffer < 4; ++buffer) {
+    before.push_back(random_tensor(DType::kF32, {n}, buffer + 2));
+    expected.push_back(before.back());
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const auto at = [&](int buffer) -> float& {
+      return expected[static_cast<size_t>(buffer)].tensor().data<float>()[i];
+    };
+    for (int64_t s = 0; s < samples; ++s) {
+      const SamplePlace& place = places[static_cast<size_t>(s)];
+      if (place.clears) at(place.buffer) = 0;
+      at(place.buffer) += terms.tensor().data<float>()[s * n + i];
+      for (int join = 0; join < place.joins; ++join) at(place.buffer - join - 1) += at(place.buffer - join);
+    }
+  }
+  for (const int threads : {1, 2, 3}) {
+    std::vector<HostTensor> sums(before);
+    std::vector<Tensor> buffers;
+    for (HostTensor& sum : sums) buffers.push_back(sum);
+    add_terms(Stream(DeviceType::kCpu, threads), terms, places, buffers);
+    for (size_t buffer = 0; buffer < 3; ++buffer) CHECK(sums[buffer].same_bits(expected[buffer]));  // 3 was joined
+  }
+}
+
+TEST_CASE("add_terms: a sum begins with +0, and wrong operands are refused") {
+  std::vector<float> terms = {-0.0f, -0.0f}, first = {3}, second = {5};
+  const std::vector<Tensor> buffers = {view_of(first), view_of(second)};
+  const Tensor two = view_of(terms).view({2, 1});
+  add_terms(kCpu, two, std::vector<SamplePlace>{{1, true, 0}, {1, false, 0}}, buffers);
+  CHECK((first[0] == 3 && second[0] == 0 && !std::signbit(second[0])));
+
+  const auto refused = [&](const Tensor& of, const std::vector<SamplePlace>& places, const std::vector<Tensor>& into) {
+    return message_of(ErrorKind::kFault, [&] { add_terms(kCpu, of, places, into); });
+  };
+  CHECK(contains(refused(two, {{0, false, 0}}, buffers), "add_terms: 1 places of 2 samples"));
+  CHECK(contains(refused(two, {{0, false, 0}, {1, false, 0}}, buffers),
+                 "a sample adds to buffer 1 after one in buffer 0"));
+  CHECK(contains(refused(two, {{1, false, 1}, {1, false, 0}}, buffers),
+                 "a sample adds to buffer 1 after one in buffer 0"));
+  CHECK(
+      contains(refused(two, {{1, true, 0}, {1, true, 0}}, buffers), "a sample clears buffer 1 after one in buffer 1"));
+  CHECK(contains(refused(two, {{0, false, 0}, {1, true, 2}}, buffers), "2 joins from buffer 1 of 2"));
+  CHECK(contains(refused(two, {{0, false, 0}, {0, false, 0}}, {two}), "a buffer is f32 (2, 1), a term of 1 elements"));
+}
+
 // One vector of one element with two rows in each of two samples.
 struct Small {
   explicit Small(const std::vector<int64_t>& order) {

@@ -1,10 +1,13 @@
 #include "parallel/weight_provider.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "comm/self_communicator.h"
+#include "ops/matmul.h"
 #include "ordered_table.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
 using test::Elements;
@@ -22,7 +25,7 @@ struct Tied {
     second = table.add_user(first.id);
     table.allocate(values, gradients, DType::kF32, order.buffers());
     for (int buffer = 0; buffer < order.buffers(); ++buffer) {  // as a step begins
-      std::ranges::fill(table.gradients(buffer).span<float>(), 0.0f);
+      std::ranges::fill(table.gradients(buffer).span<float>(), buffer == 0 ? 0.0f : std::nanf(""));
     }
   }
 
@@ -103,6 +106,116 @@ TEST_CASE("fixed order: the buffers get the tree's nodes, for any ranks, micro-b
   CHECK(control > compared / 2);
 }
 
+namespace {
+
+// Operands of a 5 × 3 product, for every token of the batch.
+struct Operands {
+  Tensor a_of(Range tokens) { return view_of(a).view({kBatch * kSequence, 5}).rows(tokens.begin, tokens.end); }
+  Tensor b_of(Range tokens) { return view_of(b).view({kBatch * kSequence, 3}).rows(tokens.begin, tokens.end); }
+  // The definition: a worker adds the products of its samples, each of `chunk` tokens or fewer, from zero.
+  Elements worker_sums(int64_t chunk) {
+    Elements sums(kWorkers * 15, 0.0f), product(15);
+    const int64_t length = std::min(chunk, kSequence);
+    for (int64_t token = 0; token < kBatch * kSequence; token += length) {
+      ops::matmul(kCpu, a_of({token, token + length}), ops::Transpose::kYes, b_of({token, token + length}),
+                  ops::Transpose::kNo, view_of(product).view({5, 3}));
+      const int64_t worker = token * kWorkers / (kBatch * kSequence);
+      for (size_t i = 0; i < 15; ++i) sums[static_cast<size_t>(worker) * 15 + i] += product[i];
+    }
+    return sums;
+  }
+
+  Elements a = test::wide_values(kBatch * kSequence * 5, 1), b = test::wide_values(kBatch * kSequence * 3, 2);
+};
+
+}  // namespace
+
+TEST_CASE(
+    "fixed order: products get the tree's nodes, for any ranks, micro-batches and chunks of whole or part samples") {
+  Operands operands;
+  const Elements other = test::tree_root(operands.worker_sums(1), 15);
+  for (const int data : {1, 2, 4}) {
+    for (const int64_t micro_batch : {1, 2, 3, 6, 12}) {
+      if (kBatch / data % micro_batch != 0) continue;
+      for (const int64_t chunk : {2, 4, 8, 48}) {
+        INFO("data " << data << ", micro-batch " << micro_batch << ", chunks of " << chunk);
+        std::vector<Elements> nodes;
+        for (int rank = 0; rank < data; ++rank) {
+          const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
+          const Tied tied(order);
+          const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+          TensorRegion region(*alone, false, kSequence);
+          region.set_tokens(micro_batch * kSequence);
+          Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
+          ResidentWeights weights(tied.table);
+          for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
+            weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
+            for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
+              const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
+              const int64_t first = (kBatch * rank / data + begin) * kSequence;
+              const Range all{first + tokens.begin, first + tokens.end};
+              weights.accumulate_product(kCpu, scratch, tied.second, tokens, operands.a_of(all), operands.b_of(all));
+              CHECK(scratch.used() == 0);
+            }
+            weights.end_micro_batch(kCpu);
+          }
+          Elements& mine = nodes.emplace_back();
+          for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
+            const auto span = tied.table.gradient(tied.second, static_cast<int>(node)).span<float>();
+            mine.insert(mine.end(), span.begin(), span.end());
+          }
+          for (const float x : tied.table.gradient(tied.first, 0).span<float>()) CHECK(x == 0);
+        }
+        const Elements root = test::root_of(test::equal_order(kWorkers, kBatch, data, 0).plan(), nodes, 15);
+        CHECK(test::different(root, test::tree_root(operands.worker_sums(chunk), 15)) == 0);
+        CHECK(test::different(root, other) > 0);
+      }
+    }
+  }
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
+  const Tied tied(order);
+  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+  TensorRegion region(*alone, false, kSequence);
+  region.set_tokens(2 * kSequence);
+  Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
+  ResidentWeights weights(tied.table);
+  weights.begin_micro_batch(kCpu, region, scratch, {order, 0, kSequence});
+  const std::string message = test::message_of(ErrorKind::kFault, [&] {
+    weights.accumulate_product(kCpu, scratch, tied.first, {2, 6}, operands.a_of({2, 6}), operands.b_of({2, 6}));
+  });
+  CHECK(test::contains(message, "tokens 2 to 6 of samples of 4"));
+}
+
+TEST_CASE("fixed order: a weight so large that its products are added in place") {
+  constexpr int64_t kRows = 4096, kColumns = 4097;
+  const WorkerOrder order = test::equal_order(2, 4, 1, 0);
+  Arena values("values", DeviceType::kCpu, kRows * kColumns * 4 + 1024);
+  Arena gradients("gradients", DeviceType::kCpu, 2 * kRows * kColumns * 4 + 1024);
+  ParameterTable table;
+  const WeightUse use = test::add_matrix(table, "large", kRows, kColumns);
+  table.allocate(values, gradients, DType::kF32, order.buffers());
+  std::ranges::fill(table.gradients(1).span<float>(), std::nanf(""));
+  Elements a = test::wide_values(4 * kRows, 1), b = test::wide_values(4 * kColumns, 2);
+  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+  TensorRegion region(*alone, false, 1);
+  region.set_tokens(4);
+  Arena scratch("scratch", DeviceType::kCpu, 0);
+  ResidentWeights weights(table);
+  weights.begin_micro_batch(kCpu, region, scratch, {order, 0, 1});
+  weights.accumulate_product(kCpu, scratch, use, {0, 4}, view_of(a).view({4, kRows}), view_of(b).view({4, kColumns}));
+  Elements product(kRows * kColumns), expected(product.size()), second(product.size());
+  for (int64_t sample = 0; sample < 4; ++sample) {
+    ops::matmul(kCpu, view_of(a).view({4, kRows}).rows(sample, sample + 1), ops::Transpose::kYes,
+                view_of(b).view({4, kColumns}).rows(sample, sample + 1), ops::Transpose::kNo,
+                view_of(product).view({kRows, kColumns}));
+    Elements& sum = sample < 2 ? expected : second;
+    for (size_t i = 0; i < product.size(); ++i) sum[i] += product[i];
+  }
+  for (size_t i = 0; i < product.size(); ++i) expected[i] += second[i];
+  const auto sums = table.gradient(use, 0).span<float>();
+  CHECK(std::ranges::equal(sums, expected));
+}
+
 TEST_CASE("any order: one part, added to the gradient") {
   Arena values("values", DeviceType::kCpu, 1 << 12);
   Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
@@ -123,4 +236,8 @@ TEST_CASE("any order: one part, added to the gradient") {
   }
   CHECK(parts == std::vector<Range>{{3, 11}, {3, 11}});
   for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 5.0f);
+  Elements a(2 * 5, 1.0f), b(2 * 3, 2.0f);
+  Arena scratch("scratch", DeviceType::kCpu, 0);
+  weights.accumulate_product(kCpu, scratch, first, {3, 5}, view_of(a).view({2, 5}), view_of(b).view({2, 3}));
+  for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 9.0f);
 }

@@ -1,5 +1,7 @@
 #include "parallel/worker_order.h"
 
+#include <cmath>
+
 #include "config/contract.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -25,7 +27,8 @@ constexpr int64_t kElements = 8;
 
 // What a rank's buffers hold after its samples, in the order of its nodes. samples (B, kElements).
 Elements nodes_of(const WorkerOrder& order, Range own, const Elements& samples, LeafKind gradient) {
-  Elements buffers(static_cast<size_t>(order.buffers() * kElements), 0.0f);
+  Elements buffers(static_cast<size_t>(order.buffers() * kElements), std::nanf(""));
+  std::fill_n(buffers.begin(), kElements, 0.0f);  // the first one, as a step begins
   const auto at = [](int64_t row, int64_t i) { return static_cast<size_t>(row * kElements + i); };
   for (int64_t sample = 0; sample < own.size(); ++sample) {
     const WorkerOrder::Place& place = order.of(sample, gradient);
@@ -56,16 +59,16 @@ Elements worker_sums(const Elements& samples, int64_t workers, int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("two samples per worker: which buffer, whether it has been used, what joins") {
+TEST_CASE("two samples per worker: which buffer, whether it is cleared, what joins") {
   const WorkerOrder one = test::equal_order(4, 8, 1, 0);
   CHECK(one.buffers() == 3);
   CHECK(places_of(one, 8) ==
-        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 0, 0}, {2, 0, 2}});
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 1, 0}, {2, 0, 2}});
   CHECK(one.plan().total_nodes() == 1);
   for (const int rank : {0, 1}) {
     const WorkerOrder half = test::equal_order(4, 8, 2, rank);
     CHECK(half.buffers() == 2);
-    CHECK(places_of(half, 4) == Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}});
+    CHECK(places_of(half, 4) == Places{{0, 0, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}});
     CHECK(half.plan().total_nodes() == 2);
   }
   const WorkerOrder quarter = test::equal_order(4, 8, 4, 2);
@@ -76,18 +79,18 @@ TEST_CASE("two samples per worker: which buffer, whether it has been used, what 
 TEST_CASE("a batch that workers do not divide: they have two, three and three samples of eight") {
   const WorkerOrder order = test::equal_order(3, 8, 1, 0);
   CHECK(places_of(order, 8) ==
-        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {1, 0, 1}});
 }
 
 TEST_CASE("an addable gradient of a worker's only sample goes to its sibling's sum at once") {
   const WorkerOrder one = test::equal_order(8, 8, 1, 0);
   CHECK(places_of(one, 8, LeafKind::kAddable) ==
-        Places{{0, 0, 0}, {0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 0, 0}, {2, 0, 2}});
+        Places{{0, 0, 0}, {0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {1, 0, 0}, {2, 1, 0}, {2, 0, 2}});
   const WorkerOrder two = test::equal_order(4, 8, 1, 0);  // its sum is not a finished value before the second
   CHECK(places_of(two, 8, LeafKind::kAddable) == places_of(two, 8));
   const WorkerOrder mixed = test::equal_order(4, 6, 1, 0);  // one, two, one and two samples
   CHECK(places_of(mixed, 6, LeafKind::kAddable) ==
-        Places{{0, 0, 0}, {1, 0, 0}, {1, 0, 1}, {1, 1, 0}, {2, 0, 0}, {2, 0, 2}});
+        Places{{0, 0, 0}, {1, 1, 0}, {1, 0, 1}, {1, 1, 0}, {2, 1, 0}, {2, 0, 2}});
 }
 
 TEST_CASE("one worker is one sum over all samples") {
