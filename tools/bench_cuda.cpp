@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "bench_cuda_models.h"
+#include "bench_cuda_rig.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "device/arena.h"
+#include "core/integer.h"
 #include "device/device.h"
 #include "ops/cross_entropy.h"
 #include "ops/cuda/operations.h"
@@ -24,80 +24,21 @@
 namespace {
 
 using namespace invar;
+using bench::AttentionShape;
+using bench::bytes;
+using bench::Model;
+using bench::models;
+using bench::products;
+using bench::Run;
+using bench::Work;
 using ops::HeadView;
 using ops::Transpose;
 
-struct AttentionShape {
-  int64_t query_heads = 16;
-  int64_t kv_heads = 8;
-  int64_t head_dim = 128;
-  int64_t window = 0;
-};
-
-struct Model {
-  std::string name;
-  int64_t hidden = 0;
-  int64_t intermediate = 0;
-  int64_t vocabulary = 0;
-  int64_t samples = 0;
-  ops::Activation activation = ops::Activation::kSilu;
-  std::vector<AttentionShape> attention{{}};  // the first one's heads are those of the other rows
-
-  int64_t tokens() const { return samples * kSequence; }
-  static constexpr int64_t kSequence = 4096;
-};
-
-const std::vector<Model>& models() {
-  static const std::vector<Model> list = {
-      {"0.6b", 1024, 3072, 151936, 4},
-      {"1.7b", 2048, 6144, 151936, 2},
-      {"8b", 4096, 12288, 151936, 2, ops::Activation::kSilu, {{32, 8, 128, 0}}},
-      {"gemma", 2560, 10240, 262144, 2, ops::Activation::kGeluTanh, {{8, 2, 256, 512}, {8, 2, 512, 0}}},
-  };
-  return list;
-}
-
 constexpr int64_t kLogitTokens = 2048;  // tokens of a chunk of logits
-constexpr int64_t kPoolElements = int64_t{1} << 24;
-constexpr int64_t kMemoryBytes = int64_t{24} << 30;
-constexpr int64_t kBeyondCache = int64_t{256} << 20;
-constexpr int64_t kMostSets = 64;
-constexpr int kRepeats = 15;
 
-struct Work {
-  double bytes = 0;
-  double flops = 0;  // if there are any, they are the floor
-};
-
-Work bytes(int64_t count) {
-  return {static_cast<double>(count), 0};
-}
-
-Work products(int64_t m, int64_t n, int64_t k) {
-  return {0, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k)};
-}
-
-using Run = std::function<void()>;
-
-class Bench {
+class Bench : bench::Rig {
  public:
-  Bench(const Model& model, std::string filter)
-      : model_(model),
-        filter_(std::move(filter)),
-        stream_(make_cuda_stream(0)),
-        memory_("bench", DeviceType::kCuda, kMemoryBytes),
-        timers_(kRepeats) {
-    std::vector<float> values(static_cast<size_t>(kPoolElements));
-    std::vector<BF16> rounded(values.size());
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = std::uniform_real_distribution<float>(-1.0f, 1.0f)(random_);
-      rounded[i] = BF16(values[i]);
-    }
-    pool_f32_ = memory_.allocate("pool", DType::kF32, {kPoolElements});
-    pool_bf16_ = memory_.allocate("pool", DType::kBF16, {kPoolElements});
-    copy_across(stream_, view_of(values), pool_f32_);
-    copy_across(stream_, view_of(rounded), pool_bf16_);
-  }
+  Bench(const Model& model, const std::string& filter) : Rig(filter), model_(model) {}
 
   void run() {
     std::printf("%s, %s: %ld tokens\n\n| operation | time, ms | rate | times the floor |\n|---|---|---|---|\n",
@@ -113,78 +54,6 @@ class Bench {
   }
 
  private:
-  // --- operands ---
-
-  Tensor make(DType dtype, std::initializer_list<int64_t> shape) {
-    const Tensor tensor = memory_.allocate("operand", dtype, shape);
-    const Tensor& pool = dtype == DType::kF32 ? pool_f32_ : pool_bf16_;
-    for (int64_t begin = 0; begin < tensor.numel(); begin += kPoolElements) {
-      const int64_t count = std::min(kPoolElements, tensor.numel() - begin);
-      auto* to = static_cast<std::byte*>(tensor.raw()) + begin * size_of(dtype);
-      copy_across(stream_, pool.rows(0, count), Tensor(to, dtype, DeviceType::kCuda, {count}));
-    }
-    return tensor;
-  }
-  Tensor bf16(std::initializer_list<int64_t> shape) { return make(DType::kBF16, shape); }
-  Tensor f32(std::initializer_list<int64_t> shape) { return make(DType::kF32, shape); }
-
-  Tensor indices(int64_t count, int64_t below) {
-    std::vector<int32_t> values(static_cast<size_t>(count));
-    for (int32_t& value : values)
-      value = std::uniform_int_distribution<int32_t>(0, static_cast<int32_t>(below) - 1)(random_);
-    const Tensor tensor = memory_.allocate("indices", DType::kI32, {count});
-    copy_across(stream_, view_of(values), tensor);
-    return tensor;
-  }
-
-  // --- timing ---
-
-  // Prints a row of what `prepare` makes: operands of its own and the operation on them.
-  void row(const std::string& name, Work work, const std::function<Run()>& prepare) {
-    if (name.find(filter_) == std::string::npos) return;
-    try {
-      report(name, work, seconds_of(prepare));
-    } catch (const Error& error) {
-      std::printf("| %s | %s | | |\n", name.c_str(), error.what());
-    }
-    std::fflush(stdout);
-  }
-
-  double seconds_of(const std::function<Run()>& prepare) {
-    const ArenaScope scope(memory_);
-    const int64_t before = memory_.used();
-    std::vector<Run> sets{prepare()};
-    const int64_t footprint = std::max<int64_t>(memory_.used() - before, 1);
-    const int64_t count = std::clamp((kBeyondCache + footprint - 1) / footprint, int64_t{1}, kMostSets);
-    while (std::ssize(sets) < count) sets.push_back(prepare());
-    const auto run_all = [&] {
-      for (const Run& run : sets) run();
-    };
-    run_all();
-    run_all();
-    synchronize(stream_);
-    for (DeviceTimer& timer : timers_) {
-      timer.start(stream_);
-      run_all();
-      timer.stop(stream_);
-    }
-    synchronize(stream_);
-    std::vector<double> times;
-    for (const DeviceTimer& timer : timers_) times.push_back(timer.milliseconds() * 1e-3 / static_cast<double>(count));
-    std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
-    return times[kRepeats / 2];
-  }
-
-  void report(const std::string& name, Work work, double seconds) const {
-    const bool computes = work.flops > 0;
-    const double rate = (computes ? work.flops : work.bytes) / seconds;
-    const double best = computes ? flops_per_second_ : bytes_per_second_;
-    const std::string shown = computes ? format("{:.1f} TFLOP/s", rate * 1e-12)
-                                       : format("{:.1f} MB, {:.0f} GB/s", work.bytes * 1e-6, rate * 1e-9);
-    const std::string ratio = best > 0 ? format("{:.2f}", best / rate) : "no floor";
-    std::printf("| %s | %.4f | %s | %s |\n", name.c_str(), seconds * 1e3, shown.c_str(), ratio.c_str());
-  }
-
   void measure_floors() {
     constexpr int64_t kCopied = int64_t{1} << 28, kEdge = 8192;
     const double copy = seconds_of(
@@ -199,8 +68,6 @@ class Bench {
       std::printf("| 8192³ product | %s | | |\n", error.what());
     }
   }
-
-  // --- rows ---
 
   // c (m, n) = op(a) · op(b), bf16.
   Run matmul(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k) {
@@ -279,9 +146,8 @@ class Bench {
         }
       };
     });
-    for (const int64_t most : {24, 128, 4096}) {
-      const int64_t parts = (samples * m * n * 4 - 1) / (most << 20) + 1;
-      const int64_t at_once = ((m - 1) / parts + 256) / 256 * 256;
+    for (const int64_t most : {24, 256, 4096}) {  // MiB
+      const int64_t at_once = round_up(ceil_div(m, ceil_div(samples * m * n * 4, most << 20)), int64_t{256});
       row(format("samples {}, {} MiB at once, {} rows", name, most, at_once), work, [=, this] {
         const Tensor a = bf16({samples * length, m}), b = bf16({samples * length, n});
         const std::vector<Tensor> sums{f32({m, n}), f32({m, n})};
@@ -513,21 +379,7 @@ class Bench {
         [=, this] { return [this, x = f32({kParameters}), sum = total()] { ops::add_sum(stream_, x, sum); }; });
   }
 
-  static Stream fixed_order(Stream stream) {
-    stream.set_invariant(true);
-    return stream;
-  }
-
   const Model& model_;
-  std::string filter_;
-  Stream stream_;
-  Stream invariant_ = fixed_order(stream_);
-  Arena memory_;
-  std::vector<DeviceTimer> timers_;
-  std::mt19937 random_;
-  Tensor pool_f32_, pool_bf16_;
-  double bytes_per_second_ = 0;
-  double flops_per_second_ = 0;
 };
 
 }  // namespace

@@ -138,12 +138,12 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
   });
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
   // Replaces saved.projected by its gradient.
-  ctx.weights.accumulate(ctx.stream, norm_, {0, t}, LeafKind::kAddable, [&](Range, const Tensor& d_weight) {
+  ctx.weights.accumulate(ctx.stream, norm_, {0, t}, [&](Range, const Tensor& d_weight) {
     ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
                                   d_weight);
   });
   ctx.weights.gradient_done(norm_);
-  ctx.weights.accumulate(ctx.stream, table_, {0, t}, LeafKind::kOwnBuffer, [&](Range part, const Tensor& into) {
+  ctx.weights.accumulate(ctx.stream, table_, {0, t}, [&](Range part, const Tensor& into) {
     ops::column_embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
                                    d_looked_up.rows(part.begin, part.end), spec_.block, into);
   });

@@ -38,10 +38,9 @@ void RmsNorm::add_forward(const LayerContext& ctx, const Tensor& a, const Tensor
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
                        ops::Write write, const Tensor& d_x) const {
   const Tensor weight = ctx.weights.acquire_backward(weight_);
-  ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, LeafKind::kAddable,
-                         [&](Range, const Tensor& d_weight) {
-                           ops::rms_norm_backward(ctx.stream, d_y, x, weight, rstd, write, d_x, d_weight);
-                         });
+  ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, [&](Range, const Tensor& d_weight) {
+    ops::rms_norm_backward(ctx.stream, d_y, x, weight, rstd, write, d_x, d_weight);
+  });
   ctx.weights.gradient_done(weight_);
 }
 

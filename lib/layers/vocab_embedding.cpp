@@ -44,11 +44,10 @@ void VocabEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, cons
 void VocabEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& d_h) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor d_all = ctx.region.gather(ctx.stream, ctx.scratch, d_h);
-  ctx.weights.accumulate(ctx.stream, use_, {0, ctx.region.tokens()}, LeafKind::kOwnBuffer,
-                         [&](Range part, const Tensor& into) {
-                           ops::embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
-                                                   d_all.rows(part.begin, part.end), table_.rows, into);
-                         });
+  ctx.weights.accumulate(ctx.stream, use_, {0, ctx.region.tokens()}, [&](Range part, const Tensor& into) {
+    ops::embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end), d_all.rows(part.begin, part.end),
+                            table_.rows, into);
+  });
   ctx.weights.gradient_done(use_.id);
 }
 

@@ -28,8 +28,8 @@ void matmul_columns(const Stream& stream, const Tensor& a, Range columns, Transp
                     const Tensor& c, float beta = 0.0f);
 
 // terms (S, M, N) f32: terms[s] = aᵀ · b of the tokens of sample s, where a (T, ·), of which only `columns` (M) are
-// there, and b (T, N) have S samples of T / S tokens, one after another: the rules of matmul_columns(), transposed, a
-// sample at a time, and its bits on the CPU and on an invariant stream.
+// there, and b (T, N) have S samples of T / S tokens, one after another: the rules of matmul_columns(), transposed. On
+// the CPU and on an invariant stream it has the bits that matmul_columns() gives each sample.
 void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms);
 
 // A step of a sum over leaves of k, which has a stack of sums: the product over `columns` of a goes to `buffer`, a new

@@ -24,24 +24,39 @@ void sum_rows(std::span<const int64_t> rows, const float* terms, int64_t n, floa
   }
 }
 
-// n elements of a vector, which begin at `first` of the terms' rows and at `into` of the buffers.
-void add_columns(const TermTable::Vector& vector, const int64_t* rows, const float* terms, int64_t into, int64_t n,
-                 std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
-  float sums[kColumns];
-  const auto at = [&](int buffer) { return buffers[static_cast<size_t>(buffer)].data<float>() + into; };
+std::vector<float*> pointers(std::span<const Tensor> buffers, int64_t element) {
+  std::vector<float*> all;
+  for (const Tensor& buffer : buffers) all.push_back(buffer.data<float>() + element);
+  return all;
+}
+
+// n elements, of which the first of each sample's lie `step` apart.
+void add_run(const float* term, int64_t step, int64_t n, std::span<const SamplePlace> places,
+             std::span<float* const> buffers) {
   for (const SamplePlace& place : places) {
-    sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, sums);
-    rows += vector.rows_per_sample;
-    float* to = at(place.buffer);
+    float* to = buffers[static_cast<size_t>(place.buffer)];
     if (place.clears) std::fill_n(to, n, 0.0f);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] += sums[i];
+    for (int64_t i = 0; i < n; ++i) to[i] += term[i];
+    term += step;
     for (int join = 1; join <= place.joins; ++join) {
-      float* left = at(place.buffer - join);
+      float* const left = buffers[static_cast<size_t>(place.buffer - join)];
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) left[i] += to[i];
       to = left;
     }
+  }
+}
+
+// n elements of a vector, which begin at `first` of the terms' rows and at `into` of the buffers.
+void add_columns(const TermTable::Vector& vector, const int64_t* rows, const float* terms, int64_t into, int64_t n,
+                 std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
+  float sums[kColumns];
+  const std::vector<float*> at = pointers(buffers, into);
+  for (const SamplePlace& place : places) {
+    sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, sums);
+    rows += vector.rows_per_sample;
+    add_run(sums, 0, n, {&place, 1}, at);
   }
 }
 
@@ -76,24 +91,6 @@ void check_operands(const TermTable& table, const Tensor& packed, const Tensor& 
   for (const Tensor& buffer : buffers) {
     INVAR_CHECK(buffer.dims() == 1 && buffer.dtype() == DType::kF32 && buffer.dim(0) >= table.buffer_end(),
                 "{}: a buffer is {}, expected f32 of {} elements or more", kOp, buffer.describe(), table.buffer_end());
-  }
-}
-
-// n elements, of which the first of each sample's lie `step` apart.
-void add_run(const float* term, int64_t step, int64_t n, std::span<const SamplePlace> places,
-             std::span<float* const> buffers) {
-  for (const SamplePlace& place : places) {
-    float* to = buffers[static_cast<size_t>(place.buffer)];
-    if (place.clears) std::fill_n(to, n, 0.0f);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] += term[i];
-    term += step;
-    for (int join = 1; join <= place.joins; ++join) {
-      float* const left = buffers[static_cast<size_t>(place.buffer - join)];
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) left[i] += to[i];
-      to = left;
-    }
   }
 }
 
@@ -155,9 +152,7 @@ void add_terms(const Stream& stream, const Tensor& terms, std::span<const Sample
   cpu::parallel_for(stream.threads(), ceil_div(n, kColumns), kColumns * terms.dim(0), [&](Range range) {
     for (int64_t run = range.begin; run < range.end; ++run) {
       const int64_t begin = run * kColumns;
-      std::vector<float*> at;
-      for (const Tensor& buffer : buffers) at.push_back(buffer.data<float>() + begin);
-      add_run(terms.data<float>() + begin, n, std::min(kColumns, n - begin), places, at);
+      add_run(terms.data<float>() + begin, n, std::min(kColumns, n - begin), places, pointers(buffers, begin));
     }
   });
 }

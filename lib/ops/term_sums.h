@@ -60,9 +60,9 @@ void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& p
                    std::span<const SamplePlace> places, std::span<const Tensor> buffers);
 
 // Of each sample in turn one term, added to its buffer as its place says, each + one addition in fp32. terms f32
-// (S, ...); places: S, each in the buffer where the one before has left the last sum, or in the next one, which it
-// clears unless it is the first; buffers: at most SumProgram::kMaxDepth, f32, each of as many elements as a term. What
-// is left in a buffer that was joined is undefined.
+// (S, ...); places: S, of which the first may be any and the others add to the buffer where the one before has left the
+// last sum, or clear the next one; buffers: at most SumProgram::kMaxDepth, f32, each of as many elements as a term.
+// What is left in a buffer that was joined is undefined.
 void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
                std::span<const Tensor> buffers);
 

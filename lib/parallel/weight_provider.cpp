@@ -10,13 +10,6 @@
 namespace invar {
 namespace {
 
-// Measured by tools/bench_cuda. A weight's gradient of so many elements is few tiles for a GPU's multiprocessors, four
-// rounds or less, so that the products of several samples are one product; a larger one is added to in place.
-constexpr int64_t kFewTiles = int64_t{1} << 24;
-// Of products that wait to be added, or of what one is proved to be added to.
-constexpr int64_t kTermBytes = 256 << 20;
-constexpr int64_t kTileRows = 256;
-
 // The products of a weight's gradient: columns of a are its rows.
 struct Products {
   const Stream& stream;
@@ -62,53 +55,58 @@ void ResidentWeights::end_micro_batch(const Stream& stream) {
   held_back_.clear();
 }
 
-void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
-                                 const AddGradient& add) {
+void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) {
   if (!samples_) return add(tokens, table_.weight(use.id).gradient);
   if (by_terms(use.id)) return add(tokens, vector_sums_.terms(use.id));
   const int64_t length = samples_->sequence_length;
   for (int64_t sample = tokens.begin / length; sample * length < tokens.end; ++sample) {
-    const Range whole{sample * length, (sample + 1) * length};
-    const Range part = intersect(tokens, whole);
-    const WorkerOrder::Place& place = samples_->order.of(samples_->first + sample, gradient);
+    const Range part = intersect(tokens, {sample * length, (sample + 1) * length});
+    const WorkerOrder::Place place = places_of(part, LeafKind::kOwnBuffer).front();
     const Tensor into = table_.gradient(use, place.buffer);
-    if (place.clears && part.begin == whole.begin) ops::zero(stream, into);
+    if (place.clears) ops::zero(stream, into);
     add(part, into);
-    if (place.joins == 0 || part.end < whole.end) continue;
-    std::vector<Tensor> buffers;
-    for (int buffer = 0; buffer <= place.buffer; ++buffer) buffers.push_back(table_.gradient(use, buffer));
-    join_buffers(stream, buffers, place.buffer, place.joins);
+    join_buffers(stream, buffers_of(use), place.buffer, place.joins);
   }
 }
 
-std::vector<WorkerOrder::Place> ResidentWeights::places_of(Range tokens) const {
+// Of whole samples, or of a part of one, which clears if it begins with the sample and joins if it ends with it.
+std::vector<WorkerOrder::Place> ResidentWeights::places_of(Range tokens, LeafKind of_whole) const {
   const int64_t length = samples_->sequence_length;
   const Range samples{tokens.begin / length, ceil_div(tokens.end, length)};
   const bool begins = tokens.begin % length == 0, ends = tokens.end % length == 0;
   const bool whole = begins && ends;
-  INVAR_CHECK(whole || samples.size() == 1, "tokens {} to {} of samples of {}", tokens.begin, tokens.end, length);
+  INVAR_CHECK(!tokens.empty() && (whole || samples.size() == 1), "tokens {} to {} of samples of {}", tokens.begin,
+              tokens.end, length);
   const auto of = samples_->order.of({samples_->first + samples.begin, samples_->first + samples.end},
-                                     whole ? LeafKind::kAddable : LeafKind::kOwnBuffer);
+                                     whole ? of_whole : LeafKind::kOwnBuffer);
   std::vector<WorkerOrder::Place> places(of.begin(), of.end());
   places.front().clears = places.front().clears && begins;
   if (!ends) places.back().joins = 0;
   return places;
 }
 
+std::vector<Tensor> ResidentWeights::buffers_of(const WeightUse& use) const {
+  std::vector<Tensor> buffers;
+  for (int buffer = 0; buffer < table_.gradient_buffers(); ++buffer) buffers.push_back(table_.gradient(use, buffer));
+  return buffers;
+}
+
 void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                          const Tensor& a, const Tensor& b) {
+  INVAR_CHECK(a.dim(0) == tokens.size() && b.dim(0) == tokens.size() && !by_terms(use.id),
+              "'{}': a product of {} and {} for {} tokens", table_.weight(use.id).name, a.describe(), b.describe(),
+              tokens.size());
   if (!samples_) {
     return ops::matmul(stream, a, ops::Transpose::kYes, b, ops::Transpose::kNo, table_.weight(use.id).gradient, 1.0f);
   }
-  const std::vector<WorkerOrder::Place> places = places_of(tokens);
+  const std::vector<WorkerOrder::Place> places = places_of(tokens, LeafKind::kAddable);
   const Products products{stream, places, a, b};
-  std::vector<Tensor> gradients;
-  for (int buffer = 0; buffer < table_.gradient_buffers(); ++buffer) gradients.push_back(table_.gradient(use, buffer));
-  const Tensor& gradient = gradients.front();
-  const bool at_once = places.size() > 1 && gradient.numel() <= kFewTiles;
-  const int64_t bytes = gradient.bytes() * (at_once ? std::ssize(places) : 1);
-  const int64_t parts = std::max<int64_t>(1, ceil_div(bytes, kTermBytes));
-  const int64_t rows = gradient.dim(0), step = round_up(ceil_div(rows, parts), kTileRows);
+  const std::vector<Tensor> gradients = buffers_of(use);
+  const int64_t rows = gradients.front().dim(0);
+  const bool at_once = places.size() > 1 && gradients.front().numel() <= limits_.few_elements;
+  const int64_t row_bytes = gradients.front().bytes() / std::max<int64_t>(rows, 1) * (at_once ? std::ssize(places) : 1);
+  const int64_t tiles = limits_.bytes / std::max<int64_t>(row_bytes * limits_.tile_rows, 1);
+  const int64_t step = std::max<int64_t>(tiles, 1) * limits_.tile_rows;
   for (int64_t begin = 0; begin < rows; begin += step) {
     const Range part{begin, std::min(begin + step, rows)};
     std::vector<Tensor> buffers;

@@ -18,22 +18,34 @@ class WeightProvider {
   virtual const LeafCut* leaves(WeightId id) const = 0;
   // Adds the gradient of these tokens of the micro-batch, by calls add(part, into) for parts of them, ascending, each
   // of which adds the gradient of its part to `into`, f32 of the weight's shape. In any order there is one part; in
-  // fixed order a part lies within a sample. A weight with `terms` has one part too, and `into` are its rows.
-  // gradient: of a sample; addable if a call takes whole samples, and adds one finished value to an element.
+  // fixed order a part lies within a sample. A weight with `terms` has one part too, and `into` are its rows. In fixed
+  // order all tokens of a micro-batch come once, ascending.
   using AddGradient = std::function<void(Range tokens, const Tensor& into)>;
-  virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
-                          const AddGradient& add) = 0;
-  // Adds aᵀ · b of these tokens, whole samples of the micro-batch or a part of one: a (tokens, the weight's rows), b
-  // (tokens, columns). What it takes from `scratch` it gives back.
+  virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) = 0;
+  // Adds aᵀ · b, where a (T, the weight's rows) and b (T, columns) are of these T tokens; of a weight without `terms`.
+  // In fixed order the tokens are whole samples, or lie within one, and come as above; a sample's product is then
+  // rounded to f32 before it is added. What it takes from `scratch` it gives back. Error{kFault} for other tokens.
   virtual void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                   const Tensor& a, const Tensor& b) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
   virtual void gradient_done(WeightId id) = 0;
 };
 
+// How products are made in fixed order. They have the same bits whatever these are; measured by tools/bench_cuda.
+struct ProductLimits {
+  // A weight's gradient of so many elements is few tiles for a GPU's multiprocessors, four rounds or less, so that the
+  // products of several samples are made in one call; a larger one is added to in place.
+  int64_t few_elements = int64_t{1} << 24;
+  // Of products that wait to be added, or of what one is proved to be added to: rows of a weight, whole runs of
+  // tile_rows and at least one such run, are taken at a time.
+  int64_t bytes = 256 << 20;
+  int64_t tile_rows = 256;
+};
+
 class ResidentWeights : public WeightProvider {
  public:
-  explicit ResidentWeights(const ParameterTable& table) : table_(table), vector_sums_(table) {}
+  explicit ResidentWeights(const ParameterTable& table, const ProductLimits& limits = {})
+      : table_(table), limits_(limits), vector_sums_(table) {}
   // Who makes the values ready when they are acquired, and is told of each gradient_done: of a weight with `terms` when
   // the micro-batch ends.
   struct Listener {
@@ -55,14 +67,14 @@ class ResidentWeights : public WeightProvider {
   Tensor acquire_forward(WeightId id) override { return acquire(id); }
   Tensor acquire_backward(WeightId id) override { return acquire(id); }
   const LeafCut* leaves(WeightId id) const override { return table_.weight(id).leaves.get(); }
-  void accumulate(const Stream& stream, const WeightUse& use, Range tokens, LeafKind gradient,
-                  const AddGradient& add) override;
+  void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) override;
   void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens, const Tensor& a,
                           const Tensor& b) override;
   void gradient_done(WeightId id) override;
 
  private:
-  std::vector<WorkerOrder::Place> places_of(Range tokens) const;
+  std::vector<WorkerOrder::Place> places_of(Range tokens, LeafKind of_whole) const;
+  std::vector<Tensor> buffers_of(const WeightUse& use) const;
   bool by_terms(WeightId id) const { return samples_ && table_.weight(id).terms; }
   Tensor acquire(WeightId id) const {
     if (listener_.acquired) listener_.acquired(id);
@@ -70,6 +82,7 @@ class ResidentWeights : public WeightProvider {
   }
 
   const ParameterTable& table_;
+  ProductLimits limits_;
   Listener listener_;
   std::optional<Samples> samples_;  // null: any order
   VectorSums vector_sums_;

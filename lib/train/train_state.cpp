@@ -166,7 +166,8 @@ MicroBatch TrainState::to_device(const Batch& batch) {
 }
 
 void TrainState::zero_gradients() {
-  ops::zero(stream_, model_.parameters().gradients(0));  // workers clear the others, but for what lies between weights
+  // Workers clear the other buffers. What nobody adds to (constants, padding) is as the arena was made there: zero.
+  ops::zero(stream_, model_.parameters().gradients(0));
 }
 
 // Where the losses of its samples go.

@@ -405,7 +405,7 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     TensorRegion region(*alone, false, 1);
     region.set_tokens(2 * kSequence);
     weights.begin_micro_batch(stream, region, gradients, {order, 0, 2 * kSequence / samples});
-    weights.accumulate(stream, id, {0, 2 * kSequence}, LeafKind::kAddable, [&](Range tokens, const Tensor& into) {
+    weights.accumulate(stream, id, {0, 2 * kSequence}, [&](Range tokens, const Tensor& into) {
       ops::matmul(stream, all_d_y.rows(tokens.begin, tokens.end), ops::Transpose::kYes,
                   all_x.rows(tokens.begin, tokens.end), ops::Transpose::kNo, into, 1.0f);
     });

@@ -327,7 +327,9 @@ class MatmulPlans {
     for (int64_t sample = 0; sample < key.samples; ++sample) products.push_back(ordered_product(key, operands, sample));
     const auto in_order = [&](const cublasLtMatmulAlgo_t& algorithm) {
       fill(operands.c, 0xff, key);  // NaN: what is not written shows
-      for (const OrderedProduct& product : products) fill_for_comparison(stream_, product);
+      for (size_t sample = 0; sample < products.size(); ++sample) {
+        fill_for_comparison(stream_, products[sample], sample);
+      }
       return launch(plan, algorithm, operands) == CUBLAS_STATUS_SUCCESS &&
              std::ranges::all_of(
                  products, [&](const OrderedProduct& product) { return count_out_of_order(stream_, product) == 0; });
@@ -381,8 +383,8 @@ struct Shape {
   int64_t first_column;
 };
 
-void run(const Stream& stream, const Shape& shape, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
-         const Tensor& c, bool accumulate) {
+void multiply(const Stream& stream, const Shape& shape, const Tensor& a, bool transpose_a, const Tensor& b,
+              bool transpose_b, const Tensor& c, bool accumulate) {
   CudaStream& cuda = stream.cuda();
   const void* first = static_cast<const std::byte*>(a.raw()) + shape.first_column * size_of(a.dtype());
   // cuBLASLt has no product of f32 in bf16: it is made in f32, which rounds as exactly.
@@ -422,13 +424,13 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
   if (stream.invariant() && a.dtype() == DType::kF32) {
     return multiply_f32_in_order(stream.cuda(), {a, columns, ta, b, tb, c, beta != 0.0f});
   }
-  run(stream, {1, c.dim(0), c.dim(1), k, columns.begin}, a, ta, b, tb, c, beta != 0.0f);
+  multiply(stream, {1, c.dim(0), c.dim(1), k, columns.begin}, a, ta, b, tb, c, beta != 0.0f);
 }
 
 void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms) {
   const int64_t samples = terms.dim(0);
-  run(stream, {samples, terms.dim(1), terms.dim(2), a.dim(0) / samples, columns.begin}, a, true, b, false, terms,
-      false);
+  multiply(stream, {samples, terms.dim(1), terms.dim(2), a.dim(0) / samples, columns.begin}, a, true, b, false, terms,
+           false);
 }
 
 }  // namespace invar::ops::cuda

@@ -17,7 +17,7 @@ constexpr int kTile = 64;             // of c, in rows and columns
 constexpr int64_t kMostTiles = 4096;  // that are compared
 constexpr int64_t kFillBlocks = 2048;
 
-enum : uint64_t { kSeedA = 1, kSeedB, kSeedC, kSeedTiles };
+enum : uint64_t { kSeedA = 1, kSeedB, kSeedC, kSeedTiles, kSeeds };
 
 // Both operands are seen alike, as a matrix over (x, k): x is a row of op(a) or a column of op(b).
 template <class T>
@@ -278,10 +278,11 @@ void multiply_bf16_in_order(CudaStream& stream, const OrderedProduct& product) {
   check_launch("matmul");
 }
 
-void fill_for_comparison(CudaStream& stream, const OrderedProduct& product) {
+void fill_for_comparison(CudaStream& stream, const OrderedProduct& product, uint64_t sample) {
   const auto left = left_operand<BF16>(product), right = right_operand<BF16>(product);
-  fill_operand<<<fill_blocks(left.xs * left.ks), kThreads, 0, stream.handle()>>>(left, true, kSeedA);
-  fill_operand<<<fill_blocks(right.xs * right.ks), kThreads, 0, stream.handle()>>>(right, false, kSeedB);
+  fill_operand<<<fill_blocks(left.xs * left.ks), kThreads, 0, stream.handle()>>>(left, true, kSeedA + sample * kSeeds);
+  fill_operand<<<fill_blocks(right.xs * right.ks), kThreads, 0, stream.handle()>>>(right, false,
+                                                                                   kSeedB + sample * kSeeds);
   if (product.accumulate) {
     const int64_t count = product.c.numel();
     fill_sums<<<fill_blocks(count), kThreads, 0, stream.handle()>>>(product.c.data<float>(), count);

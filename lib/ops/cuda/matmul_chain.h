@@ -35,8 +35,8 @@ void multiply_f32_in_order(CudaStream& stream, const OrderedProduct& product);
 void multiply_bf16_in_order(CudaStream& stream, const OrderedProduct& product);
 
 // Fills a and b, and c if `accumulate`, with values that show another order: exponents are spread over 2^-7 to 2^7, and
-// in every second row of c the terms cancel, so that only what was rounded away is left.
-void fill_for_comparison(CudaStream& stream, const OrderedProduct& product);
+// in every second row of c the terms cancel, so that only what was rounded away is left. Other a and b for each sample.
+void fill_for_comparison(CudaStream& stream, const OrderedProduct& product, uint64_t sample = 0);
 // How many elements of c, which some algorithm made of what fill_for_comparison() wrote, have not the bits of the
 // order. All are compared if c has at most 4096 tiles of 64 x 64, and otherwise 4096 tiles spread over c, with the
 // first and the last. Returns when that is done.

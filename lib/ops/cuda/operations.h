@@ -69,6 +69,7 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
 // Of the columns of a as stored only `columns` are there.
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
             Transpose transpose_b, const Tensor& c, float beta);
+// In one call of the library: not of f32 on an invariant stream; not empty.
 void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms);
 // In one kernel on tensor cores of compute capability 9.0; false, and nothing is done, on other GPUs and for operands
 // that it does not take.

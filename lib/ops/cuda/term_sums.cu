@@ -85,7 +85,7 @@ struct AddTerms {
   __device__ void join(int64_t element, Values& values) const {
     --values.top;
     if (values.held == 1) return add(load_pack<N>(buffers[values.top] + element), values.stack[0]);
-    add(values.stack[kDepth > 1 ? 1 : 0], values.stack[0]);
+    add(values.stack[1], values.stack[0]);
     --values.held;
 #pragma unroll
     for (int d = 1; d + 1 < kDepth; ++d) values.stack[d] = values.stack[d + 1];

@@ -54,8 +54,7 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     const int64_t first = kBatch * world.rank() / cut.data;
     const auto add = [&](const WeightUse& use, int term) {
       const Gradients all(table, {use.id, term}, kBatch);
-      const LeafKind gradient = use.id % 2 == 0 ? LeafKind::kOwnBuffer : LeafKind::kAddable;
-      weights.accumulate(stream, use, {0, kBatch / cut.data}, gradient, [&](Range samples, const Tensor& into) {
+      weights.accumulate(stream, use, {0, kBatch / cut.data}, [&](Range samples, const Tensor& into) {
         for (int64_t sample = samples.begin; sample < samples.end; ++sample) all.add(first + sample, into);
       });
       sync.gradient_done(use.id);

@@ -156,7 +156,7 @@ struct Model {
       std::vector<WeightId> backward;
       for (auto id = static_cast<WeightId>(vectors().size()); id-- > 0;) backward.push_back(id);
       for (const WeightId id : backward) {
-        weights.accumulate(kCpu, id, {0, region.tokens()}, LeafKind::kAddable, [&](Range tokens, const Tensor& into) {
+        weights.accumulate(kCpu, id, {0, region.tokens()}, [&](Range tokens, const Tensor& into) {
           CHECK(tokens == Range{0, samples * kSequence});
           add_terms(id, first, into);
         });

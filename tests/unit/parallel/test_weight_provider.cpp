@@ -50,7 +50,7 @@ void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t
       const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
       for (const Gradients& use : uses) {
         int64_t next = tokens.begin;
-        weights.accumulate(kCpu, use.use, tokens, LeafKind::kOwnBuffer, [&](Range part, const Tensor& into) {
+        weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
           CHECK(part.begin == next);
           CHECK(part.begin / kSequence == (part.end - 1) / kSequence);  // of one sample
           CHECK((into.dim(0) == 5 && into.dim(1) == 3));
@@ -128,50 +128,89 @@ struct Operands {
   Elements a = test::wide_values(kBatch * kSequence * 5, 1), b = test::wide_values(kBatch * kSequence * 3, 2);
 };
 
+// Nodes of all ranks after products in micro-batches and chunks.
+std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch, int64_t chunk,
+                               const ProductLimits& limits) {
+  std::vector<Elements> nodes;
+  for (int rank = 0; rank < data; ++rank) {
+    const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
+    const Tied tied(order);
+    const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+    TensorRegion region(*alone, false, kSequence);
+    region.set_tokens(micro_batch * kSequence);
+    Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
+    ResidentWeights weights(tied.table, limits);
+    for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
+      weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
+      for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
+        const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
+        const int64_t first = (kBatch * rank / data + begin) * kSequence;
+        const Range all{first + tokens.begin, first + tokens.end};
+        weights.accumulate_product(kCpu, scratch, tied.second, tokens, operands.a_of(all), operands.b_of(all));
+        CHECK(scratch.used() == 0);
+      }
+      weights.end_micro_batch(kCpu);
+    }
+    const bool at_once = std::min(chunk, micro_batch * kSequence) > kSequence && limits.few_elements >= 15;
+    CHECK((scratch.high_water() > 0) == at_once);
+    Elements& mine = nodes.emplace_back();
+    for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
+      const auto span = tied.table.gradient(tied.second, static_cast<int>(node)).span<float>();
+      mine.insert(mine.end(), span.begin(), span.end());
+    }
+    for (const float x : tied.table.gradient(tied.first, 0).span<float>()) CHECK(x == 0);
+  }
+  return nodes;
+}
+
 }  // namespace
 
-TEST_CASE(
-    "fixed order: products get the tree's nodes, for any ranks, micro-batches and chunks of whole or part samples") {
+TEST_CASE("fixed order: products get the tree's nodes, for any ranks, micro-batches, chunks and limits") {
   Operands operands;
   const Elements other = test::tree_root(operands.worker_sums(1), 15);
+  // All samples at once or in place; all rows, two at a time and one at a time.
+  const ProductLimits limits = GENERATE(values<ProductLimits>(
+      {{}, {15, 2 * 3 * 4 * 12, 1}, {15, 1, 1}, {15, 1, 2}, {14, 1 << 20, 256}, {14, 2 * 3 * 4, 1}, {14, 1, 2}}));
+  CAPTURE(limits.few_elements, limits.bytes, limits.tile_rows);
   for (const int data : {1, 2, 4}) {
     for (const int64_t micro_batch : {1, 2, 3, 6, 12}) {
       if (kBatch / data % micro_batch != 0) continue;
       for (const int64_t chunk : {2, 4, 8, 48}) {
         INFO("data " << data << ", micro-batch " << micro_batch << ", chunks of " << chunk);
-        std::vector<Elements> nodes;
-        for (int rank = 0; rank < data; ++rank) {
-          const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
-          const Tied tied(order);
-          const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-          TensorRegion region(*alone, false, kSequence);
-          region.set_tokens(micro_batch * kSequence);
-          Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
-          ResidentWeights weights(tied.table);
-          for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
-            weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
-            for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
-              const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
-              const int64_t first = (kBatch * rank / data + begin) * kSequence;
-              const Range all{first + tokens.begin, first + tokens.end};
-              weights.accumulate_product(kCpu, scratch, tied.second, tokens, operands.a_of(all), operands.b_of(all));
-              CHECK(scratch.used() == 0);
-            }
-            weights.end_micro_batch(kCpu);
-          }
-          Elements& mine = nodes.emplace_back();
-          for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
-            const auto span = tied.table.gradient(tied.second, static_cast<int>(node)).span<float>();
-            mine.insert(mine.end(), span.begin(), span.end());
-          }
-          for (const float x : tied.table.gradient(tied.first, 0).span<float>()) CHECK(x == 0);
-        }
+        const std::vector<Elements> nodes = nodes_of(operands, data, micro_batch, chunk, limits);
         const Elements root = test::root_of(test::equal_order(kWorkers, kBatch, data, 0).plan(), nodes, 15);
         CHECK(test::different(root, test::tree_root(operands.worker_sums(chunk), 15)) == 0);
         CHECK(test::different(root, other) > 0);
       }
     }
   }
+}
+
+TEST_CASE("fixed order: products that wait to be added take what the limit says, or one run of tiles") {
+  Operands operands;
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
+  const auto taken = [&](const ProductLimits& limits) {
+    const Tied tied(order);
+    const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+    TensorRegion region(*alone, false, kSequence);
+    region.set_tokens(kBatch * kSequence);
+    Arena scratch("scratch", DeviceType::kCpu, 1 << 14);
+    ResidentWeights weights(tied.table, limits);
+    weights.begin_micro_batch(kCpu, region, scratch, {order, 0, kSequence});
+    const Range all{0, kBatch * kSequence};
+    weights.accumulate_product(kCpu, scratch, tied.first, all, operands.a_of(all), operands.b_of(all));
+    return scratch.high_water();
+  };
+  constexpr int64_t kRow = kBatch * 3 * 4;  // 144 bytes of all samples' products of one row
+  CHECK(taken({15, 5 * kRow, 1}) == 768);
+  CHECK(taken({15, 4 * kRow - 1, 1}) == 512);  // three rows
+  CHECK(taken({15, 4 * kRow - 1, 2}) == 512);  // two
+  CHECK(taken({15, 1, 1}) == 256);
+  CHECK(taken({15, 1, 4}) == 768);
+}
+
+TEST_CASE("fixed order: products of other tokens than whole samples or a part of one are refused") {
+  Operands operands;
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   const Tied tied(order);
   const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
@@ -180,10 +219,15 @@ TEST_CASE(
   Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
   ResidentWeights weights(tied.table);
   weights.begin_micro_batch(kCpu, region, scratch, {order, 0, kSequence});
-  const std::string message = test::message_of(ErrorKind::kFault, [&] {
-    weights.accumulate_product(kCpu, scratch, tied.first, {2, 6}, operands.a_of({2, 6}), operands.b_of({2, 6}));
-  });
-  CHECK(test::contains(message, "tokens 2 to 6 of samples of 4"));
+  const auto refused = [&](Range tokens, Range of_a, Range of_b) {
+    return test::message_of(ErrorKind::kFault, [&] {
+      weights.accumulate_product(kCpu, scratch, tied.first, tokens, operands.a_of(of_a), operands.b_of(of_b));
+    });
+  };
+  CHECK(test::contains(refused({2, 6}, {2, 6}, {2, 6}), "tokens 2 to 6 of samples of 4"));
+  CHECK(test::contains(refused({4, 4}, {4, 4}, {4, 4}), "tokens 4 to 4 of samples of 4"));
+  CHECK(test::contains(refused({0, 8}, {0, 7}, {0, 8}), "'tied': a product of f32 (7, 5) and f32 (8, 3) for 8 tokens"));
+  CHECK(test::contains(refused({0, 8}, {0, 8}, {0, 4}), "'tied': a product of f32 (8, 5) and f32 (4, 3) for 8 tokens"));
 }
 
 TEST_CASE("fixed order: a weight so large that its products are added in place") {
@@ -229,7 +273,7 @@ TEST_CASE("any order: one part, added to the gradient") {
   CHECK(weights.leaves(first.id) == nullptr);
   std::vector<Range> parts;
   for (const WeightUse& use : {first, second}) {
-    weights.accumulate(kCpu, use, {3, 11}, LeafKind::kAddable, [&](Range part, const Tensor& into) {
+    weights.accumulate(kCpu, use, {3, 11}, [&](Range part, const Tensor& into) {
       parts.push_back(part);
       for (float& x : into.span<float>()) x += 2;
     });
