@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "config/units.h"
 #include "core/integer.h"
 #include "layers/group_product.h"
 #include "ops/cross_entropy.h"
