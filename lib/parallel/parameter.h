@@ -36,8 +36,7 @@ struct Parameter {
   std::vector<RowRun> runs;
   Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
   bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it
-  bool trained =
-      true;  // false: a constant of the checkpoint; nothing adds to its gradient, which stays zero in all buffers
+  bool trained = true;  // false: a constant of the checkpoint; nothing adds to its gradient, zero in all buffers
 
   int64_t rows() const { return transposed ? shape[1] / column_block : shape[0]; }  // of the unit-major form
   int64_t cols() const { return shape.size() == 1 ? 1 : (transposed ? shape[0] * column_block : shape[1]); }

@@ -8,36 +8,6 @@
 #include "parallel/tree_collectives.h"
 
 namespace invar {
-namespace {
-
-// The products of a weight's gradient: columns of a are its rows.
-struct Products {
-  const Stream& stream;
-  std::span<const WorkerOrder::Place> places;  // of the samples
-  const Tensor& a;
-  const Tensor& b;
-
-  void add_in_place(Range columns, std::span<const Tensor> buffers) const {
-    const int64_t tokens = a.dim(0) / std::ssize(places);
-    for (int64_t first = 0; const WorkerOrder::Place& place : places) {
-      const Tensor& into = buffers[static_cast<size_t>(place.buffer)];
-      if (place.clears) ops::zero(stream, into);
-      ops::matmul_columns(stream, a.rows(first, first + tokens), columns, ops::Transpose::kYes,
-                          b.rows(first, first + tokens), into, 1.0f);
-      join_buffers(stream, buffers, place.buffer, place.joins);
-      first += tokens;
-    }
-  }
-  void add_at_once(Range columns, std::span<const Tensor> buffers, Arena& scratch) const {
-    const ArenaScope scope(scratch);
-    const Tensor terms =
-        scratch.allocate("gradients of samples", DType::kF32, {std::ssize(places), columns.size(), b.dim(1)});
-    ops::matmul_samples(stream, a, columns, b, terms);
-    ops::add_terms(stream, terms, places, buffers);
-  }
-};
-
-}  // namespace
 
 void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch,
                                         const Samples& samples) {
@@ -58,14 +28,20 @@ void ResidentWeights::end_micro_batch(const Stream& stream) {
 void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) {
   if (!samples_) return add(tokens, table_.weight(use.id).gradient);
   if (by_terms(use.id)) return add(tokens, vector_sums_.terms(use.id));
+  add_by_samples(stream, use, tokens, LeafKind::kOwnBuffer, add);
+}
+
+void ResidentWeights::add_by_samples(const Stream& stream, const WeightUse& use, Range tokens, LeafKind of_whole,
+                                     const AddGradient& add) {
+  const std::vector<Tensor> buffers = buffers_of(use);
   const int64_t length = samples_->sequence_length;
   for (int64_t sample = tokens.begin / length; sample * length < tokens.end; ++sample) {
     const Range part = intersect(tokens, {sample * length, (sample + 1) * length});
-    const WorkerOrder::Place place = places_of(part, LeafKind::kOwnBuffer).front();
-    const Tensor into = table_.gradient(use, place.buffer);
+    const WorkerOrder::Place place = places_of(part, of_whole).front();
+    const Tensor& into = buffers[static_cast<size_t>(place.buffer)];
     if (place.clears) ops::zero(stream, into);
     add(part, into);
-    join_buffers(stream, buffers_of(use), place.buffer, place.joins);
+    join_buffers(stream, buffers, place.buffer, place.joins);
   }
 }
 
@@ -91,6 +67,15 @@ std::vector<Tensor> ResidentWeights::buffers_of(const WeightUse& use) const {
   return buffers;
 }
 
+// f(rows) for all of a gradient, of which `copies` copies of these rows are as large as the limit says.
+template <class F>
+void ResidentWeights::for_rows(const Tensor& gradient, int64_t copies, const F& f) const {
+  const int64_t rows = gradient.dim(0);
+  const int64_t tile_bytes = gradient.dim(1) * size_of(gradient.dtype()) * copies * limits_.tile_rows;
+  const int64_t step = std::max<int64_t>(limits_.bytes / std::max<int64_t>(tile_bytes, 1), 1) * limits_.tile_rows;
+  for (int64_t begin = 0; begin < rows; begin += step) f(Range{begin, std::min(begin + step, rows)});
+}
+
 void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                          const Tensor& a, const Tensor& b) {
   INVAR_CHECK(a.dim(0) == tokens.size() && b.dim(0) == tokens.size() && !by_terms(use.id),
@@ -100,19 +85,25 @@ void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, c
     return ops::matmul(stream, a, ops::Transpose::kYes, b, ops::Transpose::kNo, table_.weight(use.id).gradient, 1.0f);
   }
   const std::vector<WorkerOrder::Place> places = places_of(tokens, LeafKind::kAddable);
-  const Products products{stream, places, a, b};
   const std::vector<Tensor> gradients = buffers_of(use);
-  const int64_t rows = gradients.front().dim(0);
-  const bool at_once = places.size() > 1 && gradients.front().numel() <= limits_.few_elements;
-  const int64_t row_bytes = gradients.front().bytes() / std::max<int64_t>(rows, 1) * (at_once ? std::ssize(places) : 1);
-  const int64_t tiles = limits_.bytes / std::max<int64_t>(row_bytes * limits_.tile_rows, 1);
-  const int64_t step = std::max<int64_t>(tiles, 1) * limits_.tile_rows;
-  for (int64_t begin = 0; begin < rows; begin += step) {
-    const Range part{begin, std::min(begin + step, rows)};
-    std::vector<Tensor> buffers;
-    for (const Tensor& whole : gradients) buffers.push_back(whole.rows(part.begin, part.end));
-    at_once ? products.add_at_once(part, buffers, scratch) : products.add_in_place(part, buffers);
+  if (places.size() > 1 && gradients.front().numel() <= limits_.few_elements) {
+    return for_rows(gradients.front(), std::ssize(places), [&](Range rows) {
+      const ArenaScope scope(scratch);
+      const Tensor terms =
+          scratch.allocate("gradients of samples", DType::kF32, {std::ssize(places), rows.size(), b.dim(1)});
+      ops::matmul_samples(stream, a, rows, b, terms);
+      std::vector<Tensor> buffers;
+      for (const Tensor& whole : gradients) buffers.push_back(whole.rows(rows.begin, rows.end));
+      ops::add_terms(stream, terms, places, buffers);
+    });
   }
+  add_by_samples(stream, use, tokens, LeafKind::kAddable, [&](Range part, const Tensor& into) {
+    const Range local{part.begin - tokens.begin, part.end - tokens.begin};
+    for_rows(into, 1, [&](Range rows) {
+      ops::matmul_columns(stream, a.rows(local.begin, local.end), rows, ops::Transpose::kYes,
+                          b.rows(local.begin, local.end), into.rows(rows.begin, rows.end), 1.0f);
+    });
+  });
 }
 
 void ResidentWeights::gradient_done(WeightId id) {

@@ -73,6 +73,10 @@ class ResidentWeights : public WeightProvider {
   void gradient_done(WeightId id) override;
 
  private:
+  void add_by_samples(const Stream& stream, const WeightUse& use, Range tokens, LeafKind of_whole,
+                      const AddGradient& add);
+  template <class F>
+  void for_rows(const Tensor& gradient, int64_t copies, const F& f) const;
   std::vector<WorkerOrder::Place> places_of(Range tokens, LeafKind of_whole) const;
   std::vector<Tensor> buffers_of(const WeightUse& use) const;
   bool by_terms(WeightId id) const { return samples_ && table_.weight(id).terms; }

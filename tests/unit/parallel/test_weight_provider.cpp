@@ -36,21 +36,33 @@ struct Tied {
   WeightUse second{0};
 };
 
+// What a rank adds gradients through, in micro-batches of so many samples.
+struct Rank {
+  Rank(const ParameterTable& table, int64_t samples, const ProductLimits& limits = {}) : weights(table, limits) {
+    region.set_tokens(samples * kSequence);
+  }
+  // first: of the micro-batch's samples, among the rank's.
+  void begin(const WorkerOrder& order, int64_t first) {
+    weights.begin_micro_batch(kCpu, region, scratch, {order, first, kSequence});
+  }
+
+  std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
+  TensorRegion region{*alone, false, kSequence};
+  Arena scratch{"scratch", DeviceType::kCpu, 1 << 14};
+  ResidentWeights weights;
+};
+
 // Backward passes of a rank's samples in micro-batches, in each of which the tokens come in chunks.
 void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch, int64_t chunk,
               const std::vector<Gradients>& uses) {
-  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-  TensorRegion region(*alone, false, kSequence);
-  region.set_tokens(micro_batch * kSequence);
-  Arena scratch("scratch", DeviceType::kCpu, 0);  // no vectors, whose terms would lie there
-  ResidentWeights weights(tied.table);
+  Rank rank(tied.table, micro_batch);
   for (int64_t begin = 0; begin < samples.size(); begin += micro_batch) {
-    weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
+    rank.begin(order, begin);
     for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
       const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
       for (const Gradients& use : uses) {
         int64_t next = tokens.begin;
-        weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
+        rank.weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
           CHECK(part.begin == next);
           CHECK(part.begin / kSequence == (part.end - 1) / kSequence);  // of one sample
           CHECK((into.dim(0) == 5 && into.dim(1) == 3));
@@ -60,8 +72,9 @@ void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t
         CHECK(next == tokens.end);
       }
     }
-    weights.end_micro_batch(kCpu);
+    rank.weights.end_micro_batch(kCpu);
   }
+  CHECK(rank.scratch.high_water() == 0);
 }
 
 }  // namespace
@@ -132,29 +145,26 @@ struct Operands {
 std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch, int64_t chunk,
                                const ProductLimits& limits) {
   std::vector<Elements> nodes;
-  for (int rank = 0; rank < data; ++rank) {
-    const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
+  for (int index = 0; index < data; ++index) {
+    const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, index);
     const Tied tied(order);
-    const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-    TensorRegion region(*alone, false, kSequence);
-    region.set_tokens(micro_batch * kSequence);
-    Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
-    ResidentWeights weights(tied.table, limits);
+    Rank rank(tied.table, micro_batch, limits);
     for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
-      weights.begin_micro_batch(kCpu, region, scratch, {order, begin, kSequence});
+      rank.begin(order, begin);
       for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
         const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
-        const int64_t first = (kBatch * rank / data + begin) * kSequence;
+        const int64_t first = (kBatch * index / data + begin) * kSequence;
         const Range all{first + tokens.begin, first + tokens.end};
-        weights.accumulate_product(kCpu, scratch, tied.second, tokens, operands.a_of(all), operands.b_of(all));
-        CHECK(scratch.used() == 0);
+        rank.weights.accumulate_product(kCpu, rank.scratch, tied.second, tokens, operands.a_of(all),
+                                        operands.b_of(all));
+        CHECK(rank.scratch.used() == 0);
       }
-      weights.end_micro_batch(kCpu);
+      rank.weights.end_micro_batch(kCpu);
     }
     const bool at_once = std::min(chunk, micro_batch * kSequence) > kSequence && limits.few_elements >= 15;
-    CHECK((scratch.high_water() > 0) == at_once);
+    CHECK((rank.scratch.high_water() > 0) == at_once);
     Elements& mine = nodes.emplace_back();
-    for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
+    for (size_t node = 0; node < order.plan().nodes(index).size(); ++node) {
       const auto span = tied.table.gradient(tied.second, static_cast<int>(node)).span<float>();
       mine.insert(mine.end(), span.begin(), span.end());
     }
@@ -191,15 +201,11 @@ TEST_CASE("fixed order: products that wait to be added take what the limit says,
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   const auto taken = [&](const ProductLimits& limits) {
     const Tied tied(order);
-    const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-    TensorRegion region(*alone, false, kSequence);
-    region.set_tokens(kBatch * kSequence);
-    Arena scratch("scratch", DeviceType::kCpu, 1 << 14);
-    ResidentWeights weights(tied.table, limits);
-    weights.begin_micro_batch(kCpu, region, scratch, {order, 0, kSequence});
+    Rank rank(tied.table, kBatch, limits);
+    rank.begin(order, 0);
     const Range all{0, kBatch * kSequence};
-    weights.accumulate_product(kCpu, scratch, tied.first, all, operands.a_of(all), operands.b_of(all));
-    return scratch.high_water();
+    rank.weights.accumulate_product(kCpu, rank.scratch, tied.first, all, operands.a_of(all), operands.b_of(all));
+    return rank.scratch.high_water();
   };
   constexpr int64_t kRow = kBatch * 3 * 4;  // 144 bytes of all samples' products of one row
   CHECK(taken({15, 5 * kRow, 1}) == 768);
@@ -213,51 +219,17 @@ TEST_CASE("fixed order: products of other tokens than whole samples or a part of
   Operands operands;
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   const Tied tied(order);
-  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-  TensorRegion region(*alone, false, kSequence);
-  region.set_tokens(2 * kSequence);
-  Arena scratch("scratch", DeviceType::kCpu, 1 << 12);
-  ResidentWeights weights(tied.table);
-  weights.begin_micro_batch(kCpu, region, scratch, {order, 0, kSequence});
+  Rank rank(tied.table, 2);
+  rank.begin(order, 0);
   const auto refused = [&](Range tokens, Range of_a, Range of_b) {
     return test::message_of(ErrorKind::kFault, [&] {
-      weights.accumulate_product(kCpu, scratch, tied.first, tokens, operands.a_of(of_a), operands.b_of(of_b));
+      rank.weights.accumulate_product(kCpu, rank.scratch, tied.first, tokens, operands.a_of(of_a), operands.b_of(of_b));
     });
   };
   CHECK(test::contains(refused({2, 6}, {2, 6}, {2, 6}), "tokens 2 to 6 of samples of 4"));
   CHECK(test::contains(refused({4, 4}, {4, 4}, {4, 4}), "tokens 4 to 4 of samples of 4"));
   CHECK(test::contains(refused({0, 8}, {0, 7}, {0, 8}), "'tied': a product of f32 (7, 5) and f32 (8, 3) for 8 tokens"));
   CHECK(test::contains(refused({0, 8}, {0, 8}, {0, 4}), "'tied': a product of f32 (8, 5) and f32 (4, 3) for 8 tokens"));
-}
-
-TEST_CASE("fixed order: a weight so large that its products are added in place") {
-  constexpr int64_t kRows = 4096, kColumns = 4097;
-  const WorkerOrder order = test::equal_order(2, 4, 1, 0);
-  Arena values("values", DeviceType::kCpu, kRows * kColumns * 4 + 1024);
-  Arena gradients("gradients", DeviceType::kCpu, 2 * kRows * kColumns * 4 + 1024);
-  ParameterTable table;
-  const WeightUse use = test::add_matrix(table, "large", kRows, kColumns);
-  table.allocate(values, gradients, DType::kF32, order.buffers());
-  std::ranges::fill(table.gradients(1).span<float>(), std::nanf(""));
-  Elements a = test::wide_values(4 * kRows, 1), b = test::wide_values(4 * kColumns, 2);
-  const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
-  TensorRegion region(*alone, false, 1);
-  region.set_tokens(4);
-  Arena scratch("scratch", DeviceType::kCpu, 0);
-  ResidentWeights weights(table);
-  weights.begin_micro_batch(kCpu, region, scratch, {order, 0, 1});
-  weights.accumulate_product(kCpu, scratch, use, {0, 4}, view_of(a).view({4, kRows}), view_of(b).view({4, kColumns}));
-  Elements product(kRows * kColumns), expected(product.size()), second(product.size());
-  for (int64_t sample = 0; sample < 4; ++sample) {
-    ops::matmul(kCpu, view_of(a).view({4, kRows}).rows(sample, sample + 1), ops::Transpose::kYes,
-                view_of(b).view({4, kColumns}).rows(sample, sample + 1), ops::Transpose::kNo,
-                view_of(product).view({kRows, kColumns}));
-    Elements& sum = sample < 2 ? expected : second;
-    for (size_t i = 0; i < product.size(); ++i) sum[i] += product[i];
-  }
-  for (size_t i = 0; i < product.size(); ++i) expected[i] += second[i];
-  const auto sums = table.gradient(use, 0).span<float>();
-  CHECK(std::ranges::equal(sums, expected));
 }
 
 TEST_CASE("any order: one part, added to the gradient") {
