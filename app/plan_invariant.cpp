@@ -8,6 +8,7 @@
 #include "config/suggest.h"
 #include "config/validation.h"
 #include "parallel/head_cut.h"
+#include "parallel/worker_order.h"
 #include "train/run_contract.h"
 
 namespace invar::app {
@@ -37,7 +38,8 @@ Range workers_of_replica(const Config& config, const Topology& grid, int replica
 }
 
 int gradient_buffers(const Config& config, const Topology& grid, int replica) {
-  return leaf_program(config.numerics.workers, workers_of_replica(config, grid, replica), LeafKind::kOwnBuffer).buffers;
+  const int64_t batch = global_batch_size(config, grid.world());
+  return kept_sums(config.numerics.workers, batch, grid.samples_of(batch, replica), config.train.micro_batch_size);
 }
 
 void print_workers(const Config& config, const Topology& grid) {

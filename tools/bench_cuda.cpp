@@ -4,6 +4,7 @@
 // printed.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -157,8 +158,8 @@ class Bench : bench::Rig {
             const Range part{begin, std::min(begin + at_once, m)};
             const Tensor terms = all.rows(0, samples * part.size() * n).view({samples, part.size(), n});
             ops::matmul_samples(invariant_, a, part, b, terms);
-            ops::add_terms(invariant_, terms, places,
-                           std::vector{sums[0].rows(part.begin, part.end), sums[1].rows(part.begin, part.end)});
+            ops::add_terms(invariant_, terms,
+                           {places, {sums[0].rows(part.begin, part.end), sums[1].rows(part.begin, part.end)}});
           }
         };
       });
@@ -330,6 +331,16 @@ class Bench : bench::Rig {
       return [this, from = bf16({t, c}), to = bf16({t, c})] { ops::copy(stream_, from, to); };
     });
     row("zero f32", bytes(4 * t * c), [=, this] { return [this, x = f32({t, c})] { ops::zero(stream_, x); }; });
+    for (const int ranks : {2, 4, 8}) {  // what a rank adds of the nodes of so many
+      const int64_t n = t * c / ranks;
+      row(format("tree_sum of {} f32 to bf16", ranks), bytes((4 * ranks + 2) * n), [=, this] {
+        ops::SumProgram program;
+        for (unsigned rank = 0; rank < static_cast<unsigned>(ranks); ++rank) {
+          program.add_term(rank, std::countr_one(rank));
+        }
+        return [=, this, terms = f32({ranks, n}), out = bf16({n})] { ops::tree_sum(stream_, program, terms, out); };
+      });
+    }
   }
 
   void vocabulary_rows() {

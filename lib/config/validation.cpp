@@ -49,6 +49,14 @@ void check_numerics(const Config& config) {
     refuse_if_set(config, "numerics.workers", "with numerics.reduction: fast");
     return;
   }
+  if (config.train.micro_batch_size > kMostSamples) {
+    refuse(
+        config, {"train.micro_batch_size", "numerics.reduction"},
+        format("train.micro_batch_size = {} exceeds {}, the most samples that numerics.reduction: invariant adds at a "
+               "time",
+               config.train.micro_batch_size, kMostSamples),
+        "use a smaller one: the bits do not depend on it");
+  }
   const auto fits = [](int64_t length) { return length % token_block_of(length) == 0; };
   const int64_t length = config.train.sequence_length;
   if (fits(length)) return;

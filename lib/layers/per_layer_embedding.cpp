@@ -21,9 +21,11 @@ std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, i
 
 // A parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any. The terms of a
 // vector are sums over a sample.
-WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr) {
+WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr,
+                    bool lookups_only = false) {
   Weight weight;
   weight.leaves = std::move(leaves);
+  weight.lookups_only = lookups_only;
   weight.name = parameter.name;
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
@@ -55,7 +57,7 @@ WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Ran
   Parameter parameter = cut_on_columns(spec.table, {spec.vocab_size, spec.layers * spec.width},
                                        runs_of(spec.layers, spec.width / spec.block, units, 1), spec.block);
   parameter.zero_row = spec.frozen_token;
-  return add_weight(table, std::move(parameter));
+  return add_weight(table, std::move(parameter), nullptr, true);
 }
 
 WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, const UnitCut& cut) {
@@ -138,14 +140,12 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
   });
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
   // Replaces saved.projected by its gradient.
-  ctx.weights.accumulate(ctx.stream, norm_, {0, t}, [&](Range, const Tensor& d_weight) {
-    ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
-                                  d_weight);
-  });
+  ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
+                                ctx.weights.vector_gradient(norm_));
   ctx.weights.gradient_done(norm_);
-  ctx.weights.accumulate(ctx.stream, table_, {0, t}, [&](Range part, const Tensor& into) {
+  ctx.weights.accumulate_lookups(ctx.stream, table_, {0, t}, [&](Range part, const ops::SampleSums& sums) {
     ops::column_embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
-                                   d_looked_up.rows(part.begin, part.end), spec_.block, into);
+                                   d_looked_up.rows(part.begin, part.end), spec_.block, sums);
   });
   ctx.weights.gradient_done(table_);
   ops::add(ctx.stream, d_x, projection_.backward(ctx, ctx.keep ? saved.x : x, saved.projected), d_x);

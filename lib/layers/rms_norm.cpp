@@ -37,10 +37,8 @@ void RmsNorm::add_forward(const LayerContext& ctx, const Tensor& a, const Tensor
 
 void RmsNorm::backward(const LayerContext& ctx, const Tensor& d_y, const Tensor& x, const Tensor& rstd,
                        ops::Write write, const Tensor& d_x) const {
-  const Tensor weight = ctx.weights.acquire_backward(weight_);
-  ctx.weights.accumulate(ctx.stream, weight_, {0, ctx.region.tokens()}, [&](Range, const Tensor& d_weight) {
-    ops::rms_norm_backward(ctx.stream, d_y, x, weight, rstd, write, d_x, d_weight);
-  });
+  ops::rms_norm_backward(ctx.stream, d_y, x, ctx.weights.acquire_backward(weight_), rstd, write, d_x,
+                         ctx.weights.vector_gradient(weight_));
   ctx.weights.gradient_done(weight_);
 }
 

@@ -325,9 +325,8 @@ void SelfAttention::head_norm_backward(const LayerContext& ctx, Kind kind, const
                                        const Tensor& qkv, const Tensor& d_qkv) const {
   const WeightId weight = kind == Kind::kQuery ? q_norm_ : *k_norm_;
   const ops::HeadNormRope norm = head_norm(ctx, ctx.weights.acquire_backward(weight));
-  ctx.weights.accumulate(ctx.stream, weight, {0, ctx.region.tokens()}, [&](Range, const Tensor& d_weight) {
-    ops::head_norm_rope_backward(ctx.stream, norm, d_out, raw(qkv, kind), ops::Write::kSet, raw(d_qkv, kind), d_weight);
-  });
+  ops::head_norm_rope_backward(ctx.stream, norm, d_out, raw(qkv, kind), ops::Write::kSet, raw(d_qkv, kind),
+                               ctx.weights.vector_gradient(weight));
   ctx.weights.gradient_done(weight);
 }
 

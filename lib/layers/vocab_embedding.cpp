@@ -44,10 +44,11 @@ void VocabEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, cons
 void VocabEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, const Tensor& d_h) const {
   const ArenaScope scope(ctx.scratch);
   const Tensor d_all = ctx.region.gather(ctx.stream, ctx.scratch, d_h);
-  ctx.weights.accumulate(ctx.stream, use_, {0, ctx.region.tokens()}, [&](Range part, const Tensor& into) {
-    ops::embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end), d_all.rows(part.begin, part.end),
-                            table_.rows, into);
-  });
+  ctx.weights.accumulate_lookups(ctx.stream, use_, {0, ctx.region.tokens()},
+                                 [&](Range part, const ops::SampleSums& sums) {
+                                   ops::embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
+                                                           d_all.rows(part.begin, part.end), table_.rows, sums);
+                                 });
   ctx.weights.gradient_done(use_.id);
 }
 

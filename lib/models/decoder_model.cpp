@@ -53,7 +53,7 @@ DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups,
 }
 
 void DecoderModel::allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants) {
-  table_.allocate(parameters, gradients, options_.dtype, options_.samples != nullptr ? options_.samples->buffers() : 1);
+  table_.allocate(parameters, gradients, options_.dtype, options_.samples != nullptr ? options_.samples->kept() : 1);
   for (auto& [spec, rope] : ropes_) {
     rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
     rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});

@@ -2,6 +2,7 @@
 
 #include "core/range.h"
 #include "device/stream.h"
+#include "ops/sample_sums.h"
 
 namespace invar::ops {
 
@@ -16,15 +17,17 @@ struct LookupParams {
 // sum over ranks has the bits of a plain lookup.
 void embedding_forward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& table,
                        Range vocabulary, const Tensor& out);
-// d_table f32 (rows, C) += scale · rows of d_out, tokens ascending; the frozen token's row gets nothing.
+// To each row of the table the terms scale · row of d_out of its tokens, ascending, each of them one fma: `sums` has
+// the gradients, buffers f32 (rows, C) where equal parts of the tokens are samples. The frozen token's row gets
+// nothing. A row that no token has stays as it is in every buffer.
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
-                        Range vocabulary, const Tensor& d_table);
+                        Range vocabulary, const SampleSums& sums);
 
 // The same with a table of V rows cut by columns, in blocks of `block` that lie one after another: table
 // (blocks, V · block), element (j, v · block + c) being column j · block + c of row v. out (T, blocks · block).
 void column_embedding_forward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
                               const Tensor& table, int64_t block, const Tensor& out);
 void column_embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
-                               const Tensor& d_out, int64_t block, const Tensor& d_table);
+                               const Tensor& d_out, int64_t block, const SampleSums& sums);
 
 }  // namespace invar::ops

@@ -4,6 +4,7 @@
 
 #include "core/integer.h"
 #include "ops/cpu/parallel.h"
+#include "ops/cpu/sum_stack.h"
 #include "ops/cuda/operations.h"
 #include "ops/dispatch.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr auto kOp = "add_term_sums";
 constexpr auto kTermsOp = "add_terms";
-constexpr int64_t kColumns = 256;  // summed at a time; they stay in cache
+constexpr int64_t kColumns = cpu::SumStack::kElements;
 
 // out[i] = the sum of the rows' element i, in ascending order.
 void sum_rows(std::span<const int64_t> rows, const float* terms, int64_t n, float* out) {
@@ -24,70 +25,26 @@ void sum_rows(std::span<const int64_t> rows, const float* terms, int64_t n, floa
   }
 }
 
-std::vector<float*> pointers(std::span<const Tensor> buffers, int64_t element) {
-  std::vector<float*> all;
-  for (const Tensor& buffer : buffers) all.push_back(buffer.data<float>() + element);
-  return all;
-}
-
-// n elements, of which the first of each sample's lie `step` apart.
-void add_run(const float* term, int64_t step, int64_t n, std::span<const SamplePlace> places,
-             std::span<float* const> buffers) {
-  for (const SamplePlace& place : places) {
-    float* to = buffers[static_cast<size_t>(place.buffer)];
-    if (place.clears) std::fill_n(to, n, 0.0f);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] += term[i];
-    term += step;
-    for (int join = 1; join <= place.joins; ++join) {
-      float* const left = buffers[static_cast<size_t>(place.buffer - join)];
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) left[i] += to[i];
-      to = left;
-    }
-  }
-}
-
 // n elements of a vector, which begin at `first` of the terms' rows and at `into` of the buffers.
 void add_columns(const TermTable::Vector& vector, const int64_t* rows, const float* terms, int64_t into, int64_t n,
                  std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
-  float sums[kColumns];
-  const std::vector<float*> at = pointers(buffers, into);
+  float term[kColumns];
+  cpu::SumStack sums(buffers, into, n);
   for (const SamplePlace& place : places) {
-    sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, sums);
+    sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, term);
     rows += vector.rows_per_sample;
-    add_run(sums, 0, n, {&place, 1}, at);
+    sums.add(place, term);
   }
-}
-
-void check_places(std::string_view op, std::span<const SamplePlace> places, int64_t samples,
-                  std::span<const Tensor> buffers) {
-  INVAR_CHECK(std::ssize(places) == samples, "{}: {} places of {} samples", op, places.size(), samples);
-  INVAR_CHECK(!buffers.empty() && buffers.size() <= SumProgram::kMaxDepth, "{}: {} buffers, at most {}", op,
-              buffers.size(), SumProgram::kMaxDepth);
-  for (const SamplePlace& place : places) {
-    INVAR_CHECK(0 <= place.joins && place.joins <= place.buffer && place.buffer < std::ssize(buffers),
-                "{}: {} joins from buffer {} of {}", op, place.joins, place.buffer, buffers.size());
-  }
-}
-
-// A buffer is that of the last sum or the next.
-void check_stack(std::span<const SamplePlace> places) {
-  for (size_t i = 1; i < places.size(); ++i) {
-    const int last = places[i - 1].buffer - places[i - 1].joins;
-    const SamplePlace& place = places[i];
-    const bool fits = place.clears ? place.buffer == last + 1 : place.buffer == last;
-    INVAR_CHECK(fits, "{}: a sample {} buffer {} after one in buffer {}", kTermsOp, place.clears ? "clears" : "adds to",
-                place.buffer, last);
-  }
+  sums.store();
 }
 
 void check_operands(const TermTable& table, const Tensor& packed, const Tensor& terms,
-                    std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
+                    std::span<const Tensor> buffers) {
+  INVAR_CHECK(std::ssize(table.places()) == table.samples(), "{}: {} samples without places", kOp, table.samples());
   expect(kOp, "packed", packed, DType::kI64, {table.packed_size()});
   INVAR_CHECK(terms.dims() == 1 && terms.dtype() == DType::kF32 && terms.dim(0) >= table.terms_end(),
               "{}: terms is {}, expected f32 of {} elements or more", kOp, terms.describe(), table.terms_end());
-  check_places(kOp, places, table.samples(), buffers);
+  check_buffers(kOp, buffers, buffers_needed(table.places()));
   for (const Tensor& buffer : buffers) {
     INVAR_CHECK(buffer.dims() == 1 && buffer.dtype() == DType::kF32 && buffer.dim(0) >= table.buffer_end(),
                 "{}: a buffer is {}, expected f32 of {} elements or more", kOp, buffer.describe(), table.buffer_end());
@@ -107,52 +64,63 @@ void TermTable::add(int64_t width, int64_t into, std::span<const int64_t> rows) 
   buffer_end_ = std::max(buffer_end_, into + width);
 }
 
+void TermTable::place(std::span<const SamplePlace> places) {
+  check_places(kOp, places, samples_);
+  places_.assign(places.begin(), places.end());
+}
+
 std::vector<int64_t> TermTable::packed() const {
   std::vector<int64_t> all;
   all.reserve(static_cast<size_t>(packed_size()));
   for (const Vector& v : vectors_) all.insert(all.end(), {v.first, v.rows_per_sample, v.width, v.into});
+  for (const SamplePlace& p : places_) all.insert(all.end(), {p.buffer, p.clears ? 1 : 0, p.joins});
   all.insert(all.end(), rows_.begin(), rows_.end());
   return all;
 }
 
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
-  check_operands(table, packed, terms, places, buffers);
+                   std::span<const Tensor> buffers) {
+  check_operands(table, packed, terms, buffers);
   for (const Tensor& buffer : buffers) expect_on(kOp, stream, {&buffer});
   if (!has_work(kOp, stream, {&packed, &terms}) || table.vectors().empty()) return;
-  if (on_cuda(stream)) return cuda::add_term_sums(stream, table, packed, terms, places, buffers);
+  if (on_cuda(stream)) return cuda::add_term_sums(stream, table, packed, terms, buffers);
   const std::vector<TermTable::Vector>& vectors = table.vectors();
-  const auto* rows = packed.data<int64_t>() + TermTable::kFields * std::ssize(vectors);
+  const auto* rows = packed.data<int64_t>() + table.rows_begin();
   const auto* from = terms.data<float>();
   cpu::parallel_for(stream.threads(), std::ssize(vectors), table.terms_end() / std::ssize(vectors), [&](Range range) {
     for (int64_t v = range.begin; v < range.end; ++v) {
       const TermTable::Vector& vector = vectors[static_cast<size_t>(v)];
       for (int64_t begin = 0; begin < vector.width; begin += kColumns) {
         const int64_t n = std::min(kColumns, vector.width - begin);
-        add_columns(vector, rows + vector.first, from + begin, vector.into + begin, n, places, buffers);
+        add_columns(vector, rows + vector.first, from + begin, vector.into + begin, n, table.places(), buffers);
       }
     }
   });
 }
 
-void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
-               std::span<const Tensor> buffers) {
+void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums) {
   INVAR_CHECK(terms.dims() > 0 && terms.dim(0) > 0 && terms.dtype() == DType::kF32, "{}: terms is {}", kTermsOp,
               terms.describe());
-  check_places(kTermsOp, places, terms.dim(0), buffers);
-  check_stack(places);
+  check_places(kTermsOp, sums.places, terms.dim(0));
+  check_buffers(kTermsOp, sums.buffers, buffers_needed(sums.places));
   const int64_t n = terms.numel() / terms.dim(0);
-  for (const Tensor& buffer : buffers) {
+  for (const Tensor& buffer : sums.buffers) {
     INVAR_CHECK(buffer.dtype() == DType::kF32 && buffer.numel() == n, "{}: a buffer is {}, a term of {} elements",
                 kTermsOp, buffer.describe(), n);
     expect_on(kTermsOp, stream, {&buffer});
   }
   if (!has_work(kTermsOp, stream, {&terms}) || n == 0) return;
-  if (on_cuda(stream)) return cuda::add_terms(stream, terms, places, buffers);
+  if (on_cuda(stream)) return cuda::add_terms(stream, terms, sums);
   cpu::parallel_for(stream.threads(), ceil_div(n, kColumns), kColumns * terms.dim(0), [&](Range range) {
     for (int64_t run = range.begin; run < range.end; ++run) {
       const int64_t begin = run * kColumns;
-      add_run(terms.data<float>() + begin, n, std::min(kColumns, n - begin), places, pointers(buffers, begin));
+      cpu::SumStack stack(sums.buffers, begin, std::min(kColumns, n - begin));
+      const float* term = terms.data<float>() + begin;
+      for (const SamplePlace& place : sums.places) {
+        stack.add(place, term);
+        term += n;
+      }
+      stack.store();
     }
   });
 }

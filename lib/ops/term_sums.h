@@ -4,16 +4,9 @@
 #include <vector>
 
 #include "device/stream.h"
+#include "ops/sample_sums.h"
 
 namespace invar::ops {
-
-// Where a sample's gradient goes: it is added to the sum in `buffer`, which is made zero before if it clears; then
-// `joins` times the buffer is added to the one below, and is of no more use until it is cleared.
-struct SamplePlace {
-  int buffer = 0;
-  bool clears = false;
-  int joins = 0;
-};
 
 // Vectors whose gradients are sums of rows of terms, sample by sample: which rows, and where the sums go.
 class TermTable {
@@ -29,6 +22,8 @@ class TermTable {
   // rows: the first element of each among the terms: those of the first sample in the order in which they are added,
   // those of the second, ... Error{kFault} if they are not a whole number per sample, one or more.
   void add(int64_t width, int64_t into, std::span<const int64_t> rows);
+  // Of the samples (check_places).
+  void place(std::span<const SamplePlace> places);
 
   int64_t samples() const { return samples_; }
   const std::vector<Vector>& vectors() const { return vectors_; }
@@ -37,16 +32,22 @@ class TermTable {
   int64_t terms_end() const { return terms_end_; }
   int64_t buffer_end() const { return buffer_end_; }
 
-  // As an operation takes it: the vectors, each as its fields, then the rows.
-  int64_t packed_size() const { return kFields * std::ssize(vectors_) + std::ssize(rows_); }
+  std::span<const SamplePlace> places() const { return places_; }
+
+  // As an operation takes it, once placed: the vectors, each as its fields, the places likewise, then the rows.
+  int64_t packed_size() const { return rows_begin() + std::ssize(rows_); }
   std::vector<int64_t> packed() const;
+  int64_t places_begin() const { return kFields * std::ssize(vectors_); }
+  int64_t rows_begin() const { return places_begin() + kPlaceFields * samples_; }
 
   static constexpr int64_t kFields = 4;
+  static constexpr int64_t kPlaceFields = 3;
 
  private:
   int64_t samples_;
   std::vector<Vector> vectors_;
   std::vector<int64_t> rows_;
+  std::vector<SamplePlace> places_;
   int64_t widest_ = 0;
   int64_t terms_end_ = 0;
   int64_t buffer_end_ = 0;
@@ -54,16 +55,14 @@ class TermTable {
 
 // For each vector and each sample in turn: sum = ((row 0 + row 1) + row 2) + ..., added to the vector in the sample's
 // buffer as its place says, each + one addition in fp32. terms f32 (n); packed i64: the table's, on the stream's
-// device; places: of its samples; buffers: at most SumProgram::kMaxDepth, f32 of one length. Error{kFault} for rows,
-// vectors or buffers that are not there.
+// device; buffers: those that the table's places need or more (buffers_needed), f32 of one length. Error{kFault} for
+// places, rows, vectors or buffers that are not there. What is left in a buffer that was joined is undefined.
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const SamplePlace> places, std::span<const Tensor> buffers);
+                   std::span<const Tensor> buffers);
 
 // Of each sample in turn one term, added to its buffer as its place says, each + one addition in fp32. terms f32
-// (S, ...); places: S, of which the first may be any and the others add to the buffer where the one before has left the
-// last sum, or clear the next one; buffers: at most SumProgram::kMaxDepth, f32, each of as many elements as a term.
-// What is left in a buffer that was joined is undefined.
-void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
-               std::span<const Tensor> buffers);
+// (S, ...); buffers of `sums`: f32, each of as many elements as a term. What is left in a buffer that was joined is
+// undefined.
+void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums);
 
 }  // namespace invar::ops

@@ -54,7 +54,11 @@ WeightUse ParameterTable::add_user(WeightId id) {
 Tensor ParameterTable::gradient(const WeightUse& use, int buffer) const {
   const Weight& w = weight(use.id);
   const int64_t first = use.term == 0 ? w.offset : w.second_term;
-  const Tensor flat = gradients(buffer, {first, first + w.rows * w.cols});
+  return shaped(use.id, gradients(buffer, {first, first + w.rows * w.cols}));
+}
+
+Tensor ParameterTable::shaped(WeightId id, const Tensor& flat) const {
+  const Weight& w = weight(id);
   return w.gradient.dims() == 1 ? flat : flat.view({w.rows, w.cols});
 }
 

@@ -74,6 +74,7 @@ struct Weight {
   int users = 1;                            // layers that add to its gradient in a micro-batch
   std::shared_ptr<const LeafCut> leaves{};  // of sums over its rows; null: they may be added in any order
   std::optional<VectorTerms> terms{};       // null: gradients are added as layers make them
+  bool lookups_only = false;                // no product adds to its gradient
   std::vector<Parameter> parameters;
 
   int64_t offset = 0;        // first element in the flat buffers
@@ -91,6 +92,7 @@ struct Weight {
 // until the end of the step, so that their sum does not depend on how samples are grouped.
 struct WeightUse {
   WeightUse(WeightId weight, int term_of_gradient = 0) : id(weight), term(term_of_gradient) {}
+  bool operator==(const WeightUse&) const = default;
   WeightId id;
   int term;
 };
@@ -136,6 +138,8 @@ class ParameterTable {
   const Tensor& gradients(int buffer) const { return gradient_buffers_[static_cast<size_t>(buffer)]; }
   // Of a weight, in its shape.
   Tensor gradient(const WeightUse& use, int buffer) const;
+  // As many elements as the weight's, in its shape.
+  Tensor shaped(WeightId id, const Tensor& flat) const;
 
   // Calls visit(weight, parameter, run, elements) for each run; `elements` is its range in the flat buffers.
   using RunVisitor = std::function<void(const Weight&, const Parameter&, const RowRun&, Range elements)>;

@@ -8,40 +8,83 @@
 #include "parallel/tree_collectives.h"
 
 namespace invar {
+namespace {
+
+// Samples whose lookups one operation adds. It changes only the rows that they look up; where a sum of an earlier
+// micro-batch joins another, all rows do, so that there it ends and buffers are joined.
+struct LookupRun {
+  std::vector<WorkerOrder::Place> places;
+  Range begun;  // buffers of sums that begin in the run and are left
+  int top = 0;  // then this one is joined to the one below, and so on
+  int joins = 0;
+};
+
+std::vector<LookupRun> lookup_runs(std::span<const WorkerOrder::Place> places) {
+  std::vector<LookupRun> runs;
+  int lowest = ops::SumProgram::kMaxDepth;  // of the sums that began in the run
+  for (const WorkerOrder::Place& place : places) {
+    if (runs.empty() || runs.back().joins > 0) {
+      runs.emplace_back();
+      lowest = ops::SumProgram::kMaxDepth;
+    }
+    LookupRun& run = runs.back();
+    if (place.clears) lowest = std::min(lowest, place.buffer);
+    const int joins = std::clamp(place.buffer - lowest + 1, 0, place.joins);
+    run.places.push_back({place.buffer, place.clears, joins});
+    run.top = place.buffer - joins;
+    run.joins = place.joins - joins;
+    if (run.top < lowest) lowest = ops::SumProgram::kMaxDepth;
+    run.begun = {std::min(lowest, run.top + 1), run.top + 1};
+  }
+  return runs;
+}
+
+}  // namespace
 
 void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch,
                                         const Samples& samples) {
   samples_.emplace(samples);
   held_back_.clear();
-  vector_sums_.begin(stream, region, scratch, samples.sequence_length);
+  spares_.clear();
+  spares_of_.reset();
+  int64_t largest = 0;
+  for (const Weight& weight : table_.weights()) {
+    if (!weight.terms && !weight.lookups_only) largest = std::max(largest, weight.elements().size());
+  }
+  for (int buffer = table_.gradient_buffers(); buffer < samples.order.sums(); ++buffer) {
+    spares_.push_back(scratch.allocate("sum of samples", DType::kF32, {largest}));
+  }
+  const int64_t count = region.tokens() / samples.sequence_length;
+  vector_sums_.begin(stream, region, scratch, samples.sequence_length,
+                     samples.order.of({samples.first, samples.first + count}, LeafKind::kAddable));
 }
 
 void ResidentWeights::end_micro_batch(const Stream& stream) {
-  const int64_t samples = vector_sums_.samples();
-  vector_sums_.finish(stream, samples_->order.of({samples_->first, samples_->first + samples}, LeafKind::kAddable));
+  INVAR_CHECK(!spares_of_, "a sum of '{}' is unfinished", table_.weight(spares_of_->id).name);
+  vector_sums_.finish(stream);
   for (const WeightId id : held_back_) {
     if (listener_.gradient_done) listener_.gradient_done(id);
   }
   held_back_.clear();
 }
 
-void ResidentWeights::accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) {
-  if (!samples_) return add(tokens, table_.weight(use.id).gradient);
-  if (by_terms(use.id)) return add(tokens, vector_sums_.terms(use.id));
-  add_by_samples(stream, use, tokens, LeafKind::kOwnBuffer, add);
+Tensor ResidentWeights::vector_gradient(WeightId id) {
+  if (!samples_) return table_.weight(id).gradient;
+  return vector_sums_.terms(id);
 }
 
-void ResidentWeights::add_by_samples(const Stream& stream, const WeightUse& use, Range tokens, LeafKind of_whole,
-                                     const AddGradient& add) {
-  const std::vector<Tensor> buffers = buffers_of(use);
-  const int64_t length = samples_->sequence_length;
-  for (int64_t sample = tokens.begin / length; sample * length < tokens.end; ++sample) {
-    const Range part = intersect(tokens, {sample * length, (sample + 1) * length});
-    const WorkerOrder::Place place = places_of(part, of_whole).front();
-    const Tensor& into = buffers[static_cast<size_t>(place.buffer)];
-    if (place.clears) ops::zero(stream, into);
-    add(part, into);
-    join_buffers(stream, buffers, place.buffer, place.joins);
+void ResidentWeights::accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens,
+                                         const AddLookups& add) {
+  if (!samples_) return add(tokens, table_.weight(use.id).gradient);
+  const std::vector<Tensor> buffers = kept_buffers(use);
+  Range part{tokens.begin, tokens.begin};
+  for (LookupRun& run : lookup_runs(places_of(tokens, LeafKind::kOwnBuffer))) {
+    part = {part.end, part.end + std::ssize(run.places) * samples_->sequence_length};
+    for (int64_t buffer = run.begun.begin; buffer < run.begun.end; ++buffer) {
+      ops::zero(stream, buffers[static_cast<size_t>(buffer)]);
+    }
+    add(part, {std::move(run.places), buffers});
+    join_buffers(stream, buffers, run.top, run.joins);
   }
 }
 
@@ -61,10 +104,25 @@ std::vector<WorkerOrder::Place> ResidentWeights::places_of(Range tokens, LeafKin
   return places;
 }
 
-std::vector<Tensor> ResidentWeights::buffers_of(const WeightUse& use) const {
+std::vector<Tensor> ResidentWeights::kept_buffers(const WeightUse& use) const {
   std::vector<Tensor> buffers;
   for (int buffer = 0; buffer < table_.gradient_buffers(); ++buffer) buffers.push_back(table_.gradient(use, buffer));
   return buffers;
+}
+
+std::vector<Tensor> ResidentWeights::all_buffers(const WeightUse& use) const {
+  std::vector<Tensor> buffers = kept_buffers(use);
+  const int64_t elements = table_.weight(use.id).elements().size();
+  for (const Tensor& spare : spares_) buffers.push_back(table_.shaped(use.id, spare.rows(0, elements)));
+  return buffers;
+}
+
+// last: of the samples that are added now.
+void ResidentWeights::use_spares(const WeightUse& use, const WorkerOrder::Place& last) {
+  INVAR_CHECK(!spares_of_ || *spares_of_ == use, "'{}' is added to while a sum of '{}' is unfinished",
+              table_.weight(use.id).name, table_.weight(spares_of_->id).name);
+  const bool unfinished = last.buffer - last.joins >= table_.gradient_buffers();
+  spares_of_ = unfinished ? std::optional(use) : std::nullopt;
 }
 
 // f(rows) for all of a gradient, of which `copies` copies of these rows are as large as the limit says.
@@ -85,25 +143,39 @@ void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, c
     return ops::matmul(stream, a, ops::Transpose::kYes, b, ops::Transpose::kNo, table_.weight(use.id).gradient, 1.0f);
   }
   const std::vector<WorkerOrder::Place> places = places_of(tokens, LeafKind::kAddable);
-  const std::vector<Tensor> gradients = buffers_of(use);
-  if (places.size() > 1 && gradients.front().numel() <= limits_.few_elements) {
-    return for_rows(gradients.front(), std::ssize(places), [&](Range rows) {
-      const ArenaScope scope(scratch);
-      const Tensor terms =
-          scratch.allocate("gradients of samples", DType::kF32, {std::ssize(places), rows.size(), b.dim(1)});
-      ops::matmul_samples(stream, a, rows, b, terms);
-      std::vector<Tensor> buffers;
-      for (const Tensor& whole : gradients) buffers.push_back(whole.rows(rows.begin, rows.end));
-      ops::add_terms(stream, terms, places, buffers);
-    });
+  const std::vector<Tensor> gradients = all_buffers(use);
+  if (places.size() == 1 || gradients.front().numel() > limits_.few_elements) {
+    return add_products(stream, use, places, a, b);
   }
-  add_by_samples(stream, use, tokens, LeafKind::kAddable, [&](Range part, const Tensor& into) {
-    const Range local{part.begin - tokens.begin, part.end - tokens.begin};
-    for_rows(into, 1, [&](Range rows) {
-      ops::matmul_columns(stream, a.rows(local.begin, local.end), rows, ops::Transpose::kYes,
-                          b.rows(local.begin, local.end), into.rows(rows.begin, rows.end), 1.0f);
-    });
+  use_spares(use, places.back());
+  for_rows(gradients.front(), std::ssize(places), [&](Range rows) {
+    const ArenaScope scope(scratch);
+    const Tensor terms =
+        scratch.allocate("gradients of samples", DType::kF32, {std::ssize(places), rows.size(), b.dim(1)});
+    ops::matmul_samples(stream, a, rows, b, terms);
+    std::vector<Tensor> buffers;
+    for (const Tensor& whole : gradients) buffers.push_back(whole.rows(rows.begin, rows.end));
+    ops::add_terms(stream, terms, {places, std::move(buffers)});
   });
+}
+
+// In place, one sample after another.
+void ResidentWeights::add_products(const Stream& stream, const WeightUse& use,
+                                   std::span<const WorkerOrder::Place> places, const Tensor& a, const Tensor& b) {
+  const std::vector<Tensor> buffers = all_buffers(use);
+  const int64_t length = a.dim(0) / std::ssize(places);
+  Range part{0, 0};
+  for (const WorkerOrder::Place& place : places) {
+    part = {part.end, part.end + length};
+    use_spares(use, place);
+    const Tensor& into = buffers[static_cast<size_t>(place.buffer)];
+    if (place.clears) ops::zero(stream, into);
+    for_rows(into, 1, [&](Range rows) {
+      ops::matmul_columns(stream, a.rows(part.begin, part.end), rows, ops::Transpose::kYes,
+                          b.rows(part.begin, part.end), into.rows(rows.begin, rows.end), 1.0f);
+    });
+    join_buffers(stream, buffers, place.buffer, place.joins);
+  }
 }
 
 void ResidentWeights::gradient_done(WeightId id) {

@@ -16,15 +16,17 @@ class WeightProvider {
   virtual Tensor acquire_backward(WeightId id) = 0;
   // How sums over the weight's rows are evaluated; null: in any order.
   virtual const LeafCut* leaves(WeightId id) const = 0;
-  // Adds the gradient of these tokens of the micro-batch, by calls add(part, into) for parts of them, ascending, each
-  // of which adds the gradient of its part to `into`, f32 of the weight's shape. In any order there is one part; in
-  // fixed order a part lies within a sample. A weight with `terms` has one part too, and `into` are its rows. In fixed
-  // order all tokens of a micro-batch come once, ascending.
-  using AddGradient = std::function<void(Range tokens, const Tensor& into)>;
-  virtual void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) = 0;
+  // Where a layer adds a vector's gradient of the micro-batch: in any order that of the step, in fixed order the rows
+  // of terms that it is a sum of (Weight::terms).
+  virtual Tensor vector_gradient(WeightId id) = 0;
+  // Adds the gradient of lookups of rows by these tokens, in fixed order whole samples, all of a micro-batch's once: by
+  // calls add(part, sums) for parts of them, ascending, each of which adds those of its part (ops::embedding_backward).
+  using AddLookups = std::function<void(Range tokens, const ops::SampleSums& sums)>;
+  virtual void accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens, const AddLookups& add) = 0;
   // Adds aᵀ · b, where a (T, the weight's rows) and b (T, columns) are of these T tokens; of a weight without `terms`.
-  // In fixed order the tokens are whole samples, or lie within one, and come as above; a sample's product is then
-  // rounded to f32 before it is added. What it takes from `scratch` it gives back. Error{kFault} for other tokens.
+  // In fixed order the tokens are whole samples, or lie within one, and all of a micro-batch come once, ascending; a
+  // sample's product is then rounded to f32 before it is added. What it takes from `scratch` it gives back.
+  // Error{kFault} for other tokens.
   virtual void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                   const Tensor& a, const Tensor& b) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.
@@ -60,25 +62,31 @@ class ResidentWeights : public WeightProvider {
     int64_t sequence_length = 0;
   };
   // Around a micro-batch with a backward pass in fixed order: the region's tokens. What the first takes from `scratch`
-  // is in use until the second, which is collective over the region's group.
+  // is in use until the second, which is collective over the region's group: what VectorSums takes, and spares as large
+  // as the largest weight with products, for sums of them that no micro-batch leaves (WorkerOrder::kept). They serve
+  // one weight after another: if its products come in several calls, a sum that one leaves in a spare is finished
+  // before other products are added, else Error{kFault}.
   void begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch, const Samples& samples);
   void end_micro_batch(const Stream& stream);
 
   Tensor acquire_forward(WeightId id) override { return acquire(id); }
   Tensor acquire_backward(WeightId id) override { return acquire(id); }
   const LeafCut* leaves(WeightId id) const override { return table_.weight(id).leaves.get(); }
-  void accumulate(const Stream& stream, const WeightUse& use, Range tokens, const AddGradient& add) override;
+  Tensor vector_gradient(WeightId id) override;
+  void accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens, const AddLookups& add) override;
   void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens, const Tensor& a,
                           const Tensor& b) override;
   void gradient_done(WeightId id) override;
 
  private:
-  void add_by_samples(const Stream& stream, const WeightUse& use, Range tokens, LeafKind of_whole,
-                      const AddGradient& add);
   template <class F>
   void for_rows(const Tensor& gradient, int64_t copies, const F& f) const;
+  void add_products(const Stream& stream, const WeightUse& use, std::span<const WorkerOrder::Place> places,
+                    const Tensor& a, const Tensor& b);
   std::vector<WorkerOrder::Place> places_of(Range tokens, LeafKind of_whole) const;
-  std::vector<Tensor> buffers_of(const WeightUse& use) const;
+  std::vector<Tensor> kept_buffers(const WeightUse& use) const;
+  std::vector<Tensor> all_buffers(const WeightUse& use) const;
+  void use_spares(const WeightUse& use, const WorkerOrder::Place& last);
   bool by_terms(WeightId id) const { return samples_ && table_.weight(id).terms; }
   Tensor acquire(WeightId id) const {
     if (listener_.acquired) listener_.acquired(id);
@@ -89,6 +97,8 @@ class ResidentWeights : public WeightProvider {
   ProductLimits limits_;
   Listener listener_;
   std::optional<Samples> samples_;  // null: any order
+  std::vector<Tensor> spares_;      // buffers above the table's
+  std::optional<WeightUse> spares_of_;
   VectorSums vector_sums_;
   std::vector<WeightId> held_back_;  // done, but for their sums
 };

@@ -1,5 +1,7 @@
 #include "parallel/worker_order.h"
 
+#include <algorithm>
+
 #include "config/contract.h"
 #include "core/error.h"
 
@@ -41,13 +43,32 @@ std::vector<WorkerOrder::Place> places_of(const LeafProgram& program, int64_t wo
   return places;
 }
 
+LeafProgram program_of(int64_t workers, int64_t batch, Range samples) {
+  return leaf_program(workers, workers_within(samples, workers, batch), LeafKind::kOwnBuffer);
+}
+
+// What is left after each micro-batch.
+int kept_of(std::span<const WorkerOrder::Place> places, int64_t micro_batch) {
+  int kept = 0;
+  for (int64_t end = micro_batch;; end += micro_batch) {
+    const auto& last = places[static_cast<size_t>(std::min(end, std::ssize(places)) - 1)];
+    kept = std::max(kept, last.buffer - last.joins + 1);
+    if (end >= std::ssize(places)) return kept;
+  }
+}
+
 }  // namespace
 
-WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank)
+int kept_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch) {
+  return kept_of(places_of(program_of(workers, batch, samples), workers, batch, LeafKind::kOwnBuffer), micro_batch);
+}
+
+WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank,
+                         int64_t micro_batch)
     : plan_(workers, deal_workers(workers, batch, samples)),
-      program_(leaf_program(workers, workers_within(samples[static_cast<size_t>(data_rank)], workers, batch),
-                            LeafKind::kOwnBuffer)),
+      program_(program_of(workers, batch, samples[static_cast<size_t>(data_rank)])),
       own_buffer_(places_of(program_, workers, batch, LeafKind::kOwnBuffer)),
-      addable_(places_of(program_, workers, batch, LeafKind::kAddable)) {}
+      addable_(places_of(program_, workers, batch, LeafKind::kAddable)),
+      kept_(kept_of(own_buffer_, micro_batch)) {}
 
 }  // namespace invar

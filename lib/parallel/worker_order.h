@@ -10,14 +10,16 @@ namespace invar {
 
 // In what order the gradients of a step's samples are added, so that it depends neither on the data-parallel ranks nor
 // on micro-batches: of B samples, logical worker w of W adds samples [w·B/W, (w + 1)·B/W) one after another, from zero;
-// a tree over the workers adds their sums (reduction_tree.h). A rank holds a contiguous run of whole workers, and of
-// buffers for sums as many as its part of the tree needs.
+// a tree over the workers adds their sums (reduction_tree.h). A rank holds a contiguous run of whole workers, and as
+// many sums at once as its part of the tree needs.
 class WorkerOrder {
  public:
-  // samples: of each data rank, one after another. Error{kConfig} if one's do not begin where a worker's do.
-  WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank);
+  // samples: of each data rank, one after another; they come `micro_batch` at a time. Error{kConfig} if a rank's do not
+  // begin where a worker's do.
+  WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank, int64_t micro_batch);
 
-  // The first buffer is zero when a step begins; others are cleared by a worker that begins there.
+  // Of sums, each in its buffer. The first one is zero when a step begins; others are cleared by a worker that begins
+  // there.
   using Place = ops::SamplePlace;
   // Of a sample's gradient. If that is addable, a worker of one sample adds it to its sibling's sum at once: the same
   // addition without a buffer between. sample: counted from this rank's first one of the step.
@@ -27,7 +29,11 @@ class WorkerOrder {
         .subspan(static_cast<size_t>(samples.begin), static_cast<size_t>(samples.size()));
   }
 
-  int buffers() const { return program_.buffers; }
+  // At once, at most: a place's buffer is below it.
+  int sums() const { return program_.buffers; }
+  // Buffers whose sums a micro-batch may leave to the next one, or to the end. Sums in those above begin and end within
+  // a micro-batch.
+  int kept() const { return kept_; }
   // Who has which sums at the end of the step, in its first buffers.
   const TreePlan& plan() const { return plan_; }
 
@@ -35,6 +41,10 @@ class WorkerOrder {
   TreePlan plan_;
   LeafProgram program_;
   std::vector<Place> own_buffer_, addable_;
+  int kept_;
 };
+
+// WorkerOrder::kept() of a rank with these samples of the batch.
+int kept_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch);
 
 }  // namespace invar

@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "ops/block_hashes.h"
 #include "ops/elementwise.h"
+#include "ops/sample_sums.h"
 #include "train/rank_layouts.h"
 #include "train/run_contract.h"
 
@@ -23,12 +24,13 @@ Stream with_numerics(const Config& config, Stream stream) {
 std::optional<WorkerOrder> order_of(const std::optional<NumericsContract>& contract, const Config& config,
                                     const ProcessGroups& groups) {
   if (!contract) return std::nullopt;
+  static_assert(kMostSamples <= ops::kMostSamples);
   const int64_t batch = global_batch_size(config, groups.world->size());
   std::vector<Range> samples;
   for (int replica = 0; replica < groups.topology.data; ++replica) {
     samples.push_back(groups.topology.samples_of(batch, replica));
   }
-  return WorkerOrder(contract->workers, batch, samples, groups.data_rank());
+  return WorkerOrder(contract->workers, batch, samples, groups.data_rank(), config.train.micro_batch_size);
 }
 
 DecoderModel::Options options_of(const Config& config, const ProcessGroups& groups,

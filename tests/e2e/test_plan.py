@@ -107,6 +107,11 @@ class Plan(JobTest):
         self.assertEqual(rows["vocabulary units"], ["9496", "8", *shares])
         self.assertEqual(rows["samples, by workers"], ["64", "16", *"4 4 4 4 (1 1 1 1 nodes)".split()])
         self.assertIn("gradient buffers in use: at most 3 a data rank", outcome.stdout)
+        others = [item for item in recipe if not item.startswith("train.micro_batch_size")]
+        for micro_batch, buffers in (2, 3), (4, 2), (16, 1):  # sums that end with a micro-batch or before have none
+            self.assertIn(f"gradient buffers in use: at most {buffers} a data rank",
+                          self.plan(config, 12, f"train.micro_batch_size={micro_batch}", *others, *layout, invariant,
+                                    "numerics.workers=16").stdout)
         self.assertIn("parallel.tensor 1, 2, 4 or 8, or with uneven 1, 2, 3, 4, 5, 6, 7 or 8; parallel.data 1, 2, 4, 8 or 16\n",
                       outcome.stdout)
         contract = re.search(r"^numerics contract ([0-9a-f]{16}): version 2, precision bf16, arithmetic fma-chain, leaves 8, "

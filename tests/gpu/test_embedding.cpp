@@ -1,3 +1,6 @@
+#include <bit>
+#include <list>
+
 #include "device_tensor.h"
 #include "ops/embedding.h"
 
@@ -64,9 +67,66 @@ TEST_CASE("embedding_backward on the GPU has the CPU's bits") {
   const HostTensor d_out = random_tensor(dtype, {count, width}, 2);
   HostTensor d_table = random_tensor(DType::kF32, {part.size(), width}, 3);
   const DeviceTensor device_table(d_table);
-  embedding_backward(kThreads, params, tokens, d_out, part, d_table);
-  embedding_backward(gpu(), params, DeviceTensor(tokens), DeviceTensor(d_out), part, device_table);
+  embedding_backward(kThreads, params, tokens, d_out, part, d_table.tensor());
+  embedding_backward(gpu(), params, DeviceTensor(tokens), DeviceTensor(d_out), part, device_table.tensor());
   CHECK(device_table.host().same_bits(d_table));
+}
+
+// Places of so many samples: workers of two, whose sums a tree adds to the first buffer; then some are left.
+std::vector<SamplePlace> tree_places(int64_t samples) {
+  std::vector<SamplePlace> places;
+  for (unsigned sample = 0; sample < samples; ++sample) {
+    const unsigned worker = sample / 2;
+    const int buffer = std::popcount(worker), joins = sample % 2 == 0 ? 0 : std::countr_one(worker);
+    places.push_back({buffer, sample % 2 == 0 && worker > 0, std::min(buffer, joins)});
+  }
+  return places;
+}
+
+TEST_CASE("embedding_backward of samples on the GPU has the CPU's bits, in the rows that they look up") {
+  struct Case {
+    int64_t samples, first, length, vocabulary_size, width;  // from sample `first` on
+  };
+  const auto [samples, first, length, vocabulary_size, width] = GENERATE(values<Case>({{1, 0, 7, 11, 19},
+                                                                                       {2, 0, 50, 8, 20},
+                                                                                       {4, 0, 100, 300, 24},
+                                                                                       {4, 3, 64, 70, 72},
+                                                                                       {15, 0, 40, 5000, 33},
+                                                                                       {16, 5, 40, 50, 260},
+                                                                                       {8, 4, 512, 3000, 1024},
+                                                                                       {896, 0, 3, 40, 16},
+                                                                                       {895, 127, 3, 40, 16}}));
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const LookupParams params{0.7f, GENERATE(-1, 3)};
+  const int64_t blocks = GENERATE(1, 4);  // of columns; 1: a plain table
+  CAPTURE(samples, first, length, vocabulary_size, width, name_of(dtype), params.frozen_token, blocks);
+  std::vector<SamplePlace> places = tree_places(samples);
+  places.erase(places.begin(), places.begin() + first);
+  const int64_t count = length * std::ssize(places);
+  const HostTensor tokens = random_tokens(count, vocabulary_size, 1);
+  const HostTensor d_out = random_tensor(dtype, {count, blocks * width}, 2);
+  const DeviceTensor device_tokens(tokens), device_d_out(d_out);
+  std::vector<HostTensor> expected;
+  std::list<DeviceTensor> actual;
+  std::vector<Tensor> device_buffers;
+  for (int buffer = 0; buffer < buffers_needed(places); ++buffer) {
+    const auto seed = static_cast<unsigned>(buffer) + 3;
+    expected.push_back(blocks == 1 ? random_tensor(DType::kF32, {vocabulary_size, width}, seed)
+                                   : random_tensor(DType::kF32, {blocks, vocabulary_size * width}, seed));
+    device_buffers.push_back(actual.emplace_back(expected.back()).tensor());
+  }
+  const SampleSums sums(places, {expected.begin(), expected.end()}), device_sums(places, device_buffers);
+  if (blocks == 1) {
+    embedding_backward(kThreads, params, tokens, d_out, {0, vocabulary_size}, sums);
+    embedding_backward(gpu(), params, device_tokens, device_d_out, {0, vocabulary_size}, device_sums);
+  } else {
+    column_embedding_backward(kThreads, params, tokens, d_out, width, sums);
+    column_embedding_backward(gpu(), params, device_tokens, device_d_out, width, device_sums);
+  }
+  auto next = actual.begin();
+  for (int buffer = 0; buffer <= places.back().buffer - places.back().joins; ++buffer) {
+    CHECK((next++)->host().same_bits(expected[static_cast<size_t>(buffer)]));
+  }
 }
 
 TEST_CASE("embedding on the GPU of views at any alignment") {
@@ -105,8 +165,8 @@ TEST_CASE("column embeddings on the GPU have the CPU's bits") {
   column_embedding_forward(kThreads, params, tokens, table, block, out);
   column_embedding_forward(gpu(), params, device_tokens, DeviceTensor(table), block, device_out);
   CHECK(device_out.host().same_bits(out));
-  column_embedding_backward(kThreads, params, tokens, d_out, block, d_table);
-  column_embedding_backward(gpu(), params, device_tokens, DeviceTensor(d_out), block, device_d_table);
+  column_embedding_backward(kThreads, params, tokens, d_out, block, d_table.tensor());
+  column_embedding_backward(gpu(), params, device_tokens, DeviceTensor(d_out), block, device_d_table.tensor());
   CHECK(device_d_table.host().same_bits(d_table));
 }
 

@@ -399,16 +399,13 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::cos(static_cast<float>(3 * i));
     const Tensor all_d_y(d_y.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kOut});
     const Tensor all_x(x.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kIn});
-    const WorkerOrder order(1, samples, std::vector<Range>{{0, samples}}, 0);
+    const WorkerOrder order(1, samples, std::vector<Range>{{0, samples}}, 0, samples);
     ResidentWeights weights(table);
     const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
     TensorRegion region(*alone, false, 1);
     region.set_tokens(2 * kSequence);
     weights.begin_micro_batch(stream, region, gradients, {order, 0, 2 * kSequence / samples});
-    weights.accumulate(stream, id, {0, 2 * kSequence}, [&](Range tokens, const Tensor& into) {
-      ops::matmul(stream, all_d_y.rows(tokens.begin, tokens.end), ops::Transpose::kYes,
-                  all_x.rows(tokens.begin, tokens.end), ops::Transpose::kNo, into, 1.0f);
-    });
+    weights.accumulate_product(stream, gradients, id, {0, 2 * kSequence}, all_d_y, all_x);
     return read_f32(stream, table.flat_gradients(), {0, kOut * kIn});
   };
   CHECK(gradient(2) != gradient(1));

@@ -7,6 +7,7 @@
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/device_math.cuh"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/sum_stack.cuh"
 #include "ops/dispatch.h"
 
 namespace invar::ops::cuda {
@@ -126,12 +127,12 @@ Sorted sort_by_row(const Stream& stream, std::string_view op, const Blocks& bloc
 }
 
 // A warp for the columns [32·N·chunk, + 32·N) of each place in the sorted order; it works if a row begins there, and
-// adds that row's tokens in ascending order. It reads kBatch of them at once, so that a token that is everywhere costs
-// one latency of memory per batch.
-template <class T, int N>
+// adds that row's tokens in ascending order, sample by sample. It reads kBatch of them at once, so that a token that is
+// everywhere costs one latency of memory per batch.
+template <class T, int N, int kDepth>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(Blocks blocks, float scale, uint32_t chunks, int count, Sorted sorted, const T* __restrict__ d_out,
-                    float* __restrict__ d_table) {
+                    const __grid_constant__ PackedSums sums) {
   constexpr int kBatch = N * sizeof(T) > 8 ? 16 : 32;
   const unsigned lane = threadIdx.x % 32;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
@@ -142,13 +143,19 @@ __global__ void __launch_bounds__(kThreads)
 
   const uint32_t c = (static_cast<uint32_t>(warp - begin * chunks) * 32 + lane) * N;
   const bool mine = c < blocks.width;
-  float* to = d_table + (mine ? blocks.at(row, c) : 0);
-  float sum[N] = {};
-  if (mine) {
-    const Pack<float, N> start = load_pack<N>(to);
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] = start[i];
-  }
+  const int64_t element = mine ? blocks.at(row, c) : 0;  // what others read there is of no use
+  const auto buffers = [&](int buffer) { return sums.buffers[buffer] + element; };
+  SumStack<N, kDepth> stack;
+  stack.held = 0;
+  stack.begin(sums.places[0], buffers);
+  const int length = count / sums.samples;
+  int sample = 0, end = length;
+  const auto next_sample = [&] {
+    stack.finish(sums.places[sample], buffers);
+    ++sample;
+    end += length;
+    if (sample < sums.samples) stack.begin(sums.places[sample], buffers);
+  };
   // Lane l knows place l of a batch, and whether it is the row's: a prefix of the lanes.
   struct Place {
     bool in_row;
@@ -171,28 +178,35 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
+      const int32_t t = __shfl_sync(0xffffffffu, position, k);
       if (k >= found) continue;
+      while (t >= end) next_sample();
+      Pack<float, N>& sum = stack.top();
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum[i] = fmaf(scale, terms[k][i], sum[i]);
+      for (int i = 0; i < N; ++i) sum.element[i] = fmaf(scale, terms[k][i], sum[i]);
     }
     if (found < kBatch) break;
   }
-  if (mine) store_pack(to, sum);
+  while (sample < sums.samples) next_sample();
+  if (mine) stack.store(buffers);
 }
 
 template <class T>
 void backward(const Stream& stream, std::string_view op, const Blocks& blocks, const LookupParams& params,
-              const Tensor& tokens, const Tensor& d_out, const Tensor& d_table) {
-  if (d_out.empty() || d_table.empty()) return;
+              const Tensor& tokens, const Tensor& d_out, const SampleSums& sums) {
+  if (d_out.empty() || sums.buffers.front().empty()) return;
   const Sorted sorted = sort_by_row(stream, op, blocks, params.frozen_token, tokens);
   constexpr int N = 4;
-  const bool aligned = blocks.block % N == 0 && is_aligned({d_table.raw()}) && is_aligned({d_out.raw()}, N * sizeof(T));
-  const auto kernel = aligned ? backward_kernel<Element<T>, N> : backward_kernel<Element<T>, 1>;
+  bool aligned = blocks.block % N == 0 && is_aligned({d_out.raw()}, N * sizeof(T));
+  for (const Tensor& buffer : sums.buffers) aligned = aligned && is_aligned({buffer.raw()});
   const auto count = static_cast<int>(tokens.numel());
   const auto chunks = static_cast<uint32_t>(ceil_div(blocks.width, 32 * (aligned ? N : 1)));
   const auto grid = static_cast<unsigned>(ceil_div(int64_t{chunks} * count, kThreads / 32));
-  kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(blocks, params.scale, chunks, count, sorted, elements<T>(d_out),
-                                                     d_table.data<float>());
+  with_depth(sums.places, [&](auto depth) {
+    const auto kernel = aligned ? backward_kernel<Element<T>, N, depth()> : backward_kernel<Element<T>, 1, depth()>;
+    kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(blocks, params.scale, chunks, count, sorted, elements<T>(d_out),
+                                                       PackedSums(sums.places, sums.buffers));
+  });
   check_launch(op);
 }
 
@@ -207,10 +221,10 @@ void embedding_forward(const Stream& stream, const LookupParams& params, const T
 }
 
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
-                        Range vocabulary, const Tensor& d_table) {
+                        Range vocabulary, const SampleSums& sums) {
   constexpr auto kOp = "embedding_backward";
   visit_float(kOp, d_out.dtype(), [&]<class T>(std::type_identity<T>) {
-    backward<T>(stream, kOp, plain(vocabulary, d_table), params, tokens, d_out, d_table);
+    backward<T>(stream, kOp, plain(vocabulary, sums.buffers.front()), params, tokens, d_out, sums);
   });
 }
 
@@ -223,10 +237,10 @@ void column_embedding_forward(const Stream& stream, const LookupParams& params, 
 }
 
 void column_embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
-                               const Tensor& d_out, int64_t block, const Tensor& d_table) {
+                               const Tensor& d_out, int64_t block, const SampleSums& sums) {
   constexpr auto kOp = "column_embedding_backward";
   visit_float(kOp, d_out.dtype(), [&]<class T>(std::type_identity<T>) {
-    backward<T>(stream, kOp, by_columns(d_table, block), params, tokens, d_out, d_table);
+    backward<T>(stream, kOp, by_columns(sums.buffers.front(), block), params, tokens, d_out, sums);
   });
 }
 

@@ -51,11 +51,11 @@ void logits_gradient(const Stream& stream, const Tensor& logits, const Tensor& l
 void embedding_forward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& table,
                        Range vocabulary, const Tensor& out);
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
-                        Range vocabulary, const Tensor& d_table);
+                        Range vocabulary, const SampleSums& sums);
 void column_embedding_forward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
                               const Tensor& table, int64_t block, const Tensor& out);
 void column_embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
-                               const Tensor& d_out, int64_t block, const Tensor& d_table);
+                               const Tensor& d_out, int64_t block, const SampleSums& sums);
 
 void gated_activation_forward(const Stream& stream, Activation activation, const Tensor& gate_up, int64_t width,
                               const Tensor& out);
@@ -100,9 +100,8 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 // depth: the most values on the program's stack.
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const SamplePlace> places, std::span<const Tensor> buffers);
-void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
-               std::span<const Tensor> buffers);
+                   std::span<const Tensor> buffers);
+void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums);
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,

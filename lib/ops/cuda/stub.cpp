@@ -62,7 +62,7 @@ void logits_gradient(const Stream&, const Tensor&, const Tensor&, Range, int64_t
 void embedding_forward(const Stream&, const LookupParams&, const Tensor&, const Tensor&, Range, const Tensor&) {
   refuse();
 }
-void embedding_backward(const Stream&, const LookupParams&, const Tensor&, const Tensor&, Range, const Tensor&) {
+void embedding_backward(const Stream&, const LookupParams&, const Tensor&, const Tensor&, Range, const SampleSums&) {
   refuse();
 }
 void column_embedding_forward(const Stream&, const LookupParams&, const Tensor&, const Tensor&, int64_t,
@@ -70,7 +70,7 @@ void column_embedding_forward(const Stream&, const LookupParams&, const Tensor&,
   refuse();
 }
 void column_embedding_backward(const Stream&, const LookupParams&, const Tensor&, const Tensor&, int64_t,
-                               const Tensor&) {
+                               const SampleSums&) {
   refuse();
 }
 void gated_activation_forward(const Stream&, Activation, const Tensor&, int64_t, const Tensor&) {
@@ -143,11 +143,10 @@ void add_block_hashes(const Stream&, const Tensor&, std::span<const HashedRows>,
 Proofs proofs(const Stream&) {
   refuse();
 }
-void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, std::span<const SamplePlace>,
-                   std::span<const Tensor>) {
+void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, std::span<const Tensor>) {
   refuse();
 }
-void add_terms(const Stream&, const Tensor&, std::span<const SamplePlace>, std::span<const Tensor>) {
+void add_terms(const Stream&, const Tensor&, const SampleSums&) {
   refuse();
 }
 

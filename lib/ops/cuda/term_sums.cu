@@ -4,22 +4,21 @@
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/sum_stack.cuh"
 
 namespace invar::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSamples = 128;  // whose places a launch takes by value
 
 static_assert(sizeof(TermTable::Vector) == TermTable::kFields * sizeof(int64_t));
 
 struct Call {
   const TermTable::Vector* vectors;
+  const int64_t* places;
   const int64_t* rows;
   const float* terms;
-  int64_t first_sample;
-  int samples;
-  SamplePlace places[kSamples];
+  int64_t samples;
   float* buffers[SumProgram::kMaxDepth];
 };
 
@@ -28,150 +27,90 @@ __global__ void __launch_bounds__(kThreads) term_sums_kernel(const __grid_consta
   const TermTable::Vector vector = call.vectors[blockIdx.y];
   const int64_t element = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (element >= vector.width) return;
-  const int64_t* rows = call.rows + vector.first + call.first_sample * vector.rows_per_sample;
+  const auto buffers = [&](int buffer) { return call.buffers[buffer] + vector.into + element; };
+  const int64_t* rows = call.rows + vector.first;
+  const int64_t* place = call.places;
   const float* terms = call.terms + element;
-  for (int sample = 0; sample < call.samples; ++sample, rows += vector.rows_per_sample) {
+  SumStack<1, SumProgram::kMaxDepth> stack;
+  stack.held = 0;
+  for (int64_t sample = 0; sample < call.samples; ++sample) {
     float sum = terms[rows[0]];
 #pragma unroll 8
     for (int64_t row = 1; row < vector.rows_per_sample; ++row) sum = __fadd_rn(sum, terms[rows[row]]);
-    const SamplePlace place = call.places[sample];
-    float* to = call.buffers[place.buffer] + vector.into + element;
-    sum = __fadd_rn(place.clears ? 0.0f : *to, sum);
-    *to = sum;
-    for (int join = 1; join <= place.joins; ++join) {
-      float* left = call.buffers[place.buffer - join] + vector.into + element;
-      sum = __fadd_rn(*left, sum);
-      *left = sum;
-    }
+    const SamplePlace at{static_cast<int>(place[0]), place[1] != 0, static_cast<int>(place[2])};
+    stack.begin(at, buffers);
+    stack.add_to(stack.top(), {{sum}});
+    stack.finish(at, buffers);
+    rows += vector.rows_per_sample;
+    place += TermTable::kPlaceFields;
   }
+  stack.store(buffers);
 }
 
-// A run of samples whose places are a stack: the sums that they change are in registers, the top first, and are written
-// once. All threads take the same steps.
 template <int N, int kDepth>
 struct AddTerms {
-  using Sum = Pack<float, N>;
-  struct Values {
-    Sum stack[kDepth];
-    int held;  // of the stack
-    int top;   // its buffer
-  };
+  using Values = SumStack<N, kDepth>;
+  static constexpr int kBatch = 4;  // terms that are read before the first of them is added
 
-  __device__ void read(int64_t i, Values& values) const {
+  __device__ void read(int64_t i, Values& stack) const {
     const int64_t element = begin + i * N;
-    values.held = 0;
-    Sum next = load_pack<N>(terms + element);
-    for (int sample = 0; sample < samples; ++sample) {
-      const SamplePlace place = places[sample];
-      const Sum term = next;
-      if (sample + 1 < samples) next = load_pack<N>(terms + (sample + 1) * n + element);  // on its way meanwhile
-      if (values.held == 0 || place.buffer != values.top) {
+    stack.held = 0;
+    for (int begun = 0; begun < sums.samples; begun += kBatch) {
+      Pack<float, N> batch[kBatch];
 #pragma unroll
-        for (int d = kDepth - 1; d > 0; --d) values.stack[d] = values.stack[d - 1];
-        ++values.held;
-        values.top = place.buffer;
-        values.stack[0] = place.clears ? Sum{} : load_pack<N>(buffers[place.buffer] + element);
+      for (int b = 0; b < kBatch; ++b) {
+        if (begun + b < sums.samples) batch[b] = load_pack<N>(terms + (begun + b) * n + element);
       }
-      add(term, values.stack[0]);
-      for (int joins = place.joins; joins > 0; --joins) join(element, values);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (begun + b >= sums.samples) continue;
+        const PackedSums::Place place = sums.places[begun + b];
+        stack.begin(place, at(i));
+        stack.add_to(stack.top(), batch[b]);
+        stack.finish(place, at(i));
+      }
     }
   }
-  __device__ void write(int64_t i, const Values& values) const {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (d < values.held) store_pack(buffers[values.top - d] + begin + i * N, values.stack[d]);
-    }
+  __device__ void write(int64_t i, const Values& stack) const {
+    stack.store(at(i));
   }
-  __device__ void join(int64_t element, Values& values) const {
-    --values.top;
-    if (values.held == 1) return add(load_pack<N>(buffers[values.top] + element), values.stack[0]);
-    add(values.stack[1], values.stack[0]);
-    --values.held;
-#pragma unroll
-    for (int d = 1; d + 1 < kDepth; ++d) values.stack[d] = values.stack[d + 1];
-  }
-  static __device__ void add(const Sum& term, Sum& sum) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum.element[k] = __fadd_rn(sum[k], term[k]);
+  __device__ auto at(int64_t i) const {
+    return [this, i](int buffer) { return sums.buffers[buffer] + begin + i * N; };
   }
 
   const float* terms;
   int64_t n, begin;
-  int samples;
-  SamplePlace places[kSamples];
-  float* buffers[SumProgram::kMaxDepth];
+  PackedSums sums;
 };
-
-// The most sums that a run of samples holds.
-int depth_of(std::span<const SamplePlace> places) {
-  int held = 0, top = -1, most = 0;
-  for (const SamplePlace& place : places) {
-    if (held == 0 || place.buffer != top) ++held;
-    most = std::max(most, held);
-    top = place.buffer - place.joins;
-    held = std::max(1, held - place.joins);
-  }
-  return most;
-}
-
-template <int kDepth>
-void run_add_terms(const Stream& stream, const float* terms, int64_t n, std::span<const SamplePlace> places,
-                   std::span<const Tensor> buffers) {
-  bool aligned = n % kVectorWidth<float> == 0 && is_aligned({terms});
-  for (const Tensor& buffer : buffers) aligned = aligned && is_aligned({buffer.raw()});
-  for_packs<kVectorWidth<float>>(aligned, n, [&](auto width, int64_t begin, int64_t count) {
-    AddTerms<width(), kDepth> operation{terms, n, begin, static_cast<int>(std::ssize(places)), {}, {}};
-    std::ranges::copy(places, operation.places);
-    for (size_t buffer = 0; buffer < buffers.size(); ++buffer) {
-      operation.buffers[buffer] = buffers[buffer].data<float>();
-    }
-    run_elementwise(stream, "add_terms", count, operation);
-  });
-}
 
 }  // namespace
 
-void add_terms(const Stream& stream, const Tensor& terms, std::span<const SamplePlace> places,
-               std::span<const Tensor> buffers) {
+void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums) {
   const int64_t n = terms.numel() / terms.dim(0);
-  for (int64_t first = 0; first < std::ssize(places); first += kSamples) {
-    const auto rest = places.subspan(static_cast<size_t>(first));
-    const auto part = rest.first(std::min(rest.size(), size_t{kSamples}));
-    const auto run = [&](auto depth) {
-      run_add_terms<depth()>(stream, terms.data<float>() + first * n, n, part, buffers);
-    };
-    const int depth = depth_of(part);
-    if (depth <= 2) {
-      run(std::integral_constant<int, 2>{});
-    } else if (depth <= 4) {
-      run(std::integral_constant<int, 4>{});
-    } else {
-      run(std::integral_constant<int, SumProgram::kMaxDepth>{});
-    }
-  }
+  bool aligned = n % kVectorWidth<float> == 0 && is_aligned({terms.raw()});
+  for (const Tensor& buffer : sums.buffers) aligned = aligned && is_aligned({buffer.raw()});
+  const PackedSums packed(sums.places, sums.buffers);
+  with_depth(sums.places, [&](auto depth) {
+    for_packs<kVectorWidth<float>>(aligned, n, [&](auto width, int64_t begin, int64_t count) {
+      run_elementwise(stream, "add_terms", count, AddTerms<width(), depth()>{terms.data<float>(), n, begin, packed});
+    });
+  });
 }
 
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
+                   std::span<const Tensor> buffers) {
   const auto* entries = packed.data<int64_t>();
-  const std::vector<TermTable::Vector>& vectors = table.vectors();
   Call call{reinterpret_cast<const TermTable::Vector*>(entries),
-            entries + TermTable::kFields * std::ssize(vectors),
+            entries + table.places_begin(),
+            entries + table.rows_begin(),
             terms.data<float>(),
-            0,
-            0,
-            {},
+            table.samples(),
             {}};
   for (size_t buffer = 0; buffer < buffers.size(); ++buffer) call.buffers[buffer] = buffers[buffer].data<float>();
-  const dim3 grid(static_cast<unsigned>(ceil_div(table.widest(), kThreads)), static_cast<unsigned>(vectors.size()));
-  while (call.first_sample < std::ssize(places)) {
-    const std::span<const SamplePlace> rest = places.subspan(static_cast<size_t>(call.first_sample));
-    call.samples = static_cast<int>(std::min<int64_t>(kSamples, std::ssize(rest)));
-    std::copy_n(rest.begin(), call.samples, call.places);
-    term_sums_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(call);
-    check_launch("add_term_sums");
-    call.first_sample += call.samples;
-  }
+  const dim3 grid(static_cast<unsigned>(ceil_div(table.widest(), kThreads)),
+                  static_cast<unsigned>(table.vectors().size()));
+  term_sums_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(call);
+  check_launch("add_term_sums");
 }
 
 }  // namespace invar::ops::cuda

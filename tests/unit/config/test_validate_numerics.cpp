@@ -142,6 +142,9 @@ TEST_CASE("invariant: data ranks hold whole workers") {
     });
   };
   for (const int data : {1, 2, 4, 8}) accepts(workers(8, 16, data), data);
+  accepts(workers(8, 896, 1, 896), 1);
+  refuses(workers(8, 897, 1, 897), "train.micro_batch_size = 897 exceeds 896, the most samples", "use a smaller one",
+          1);
   accepts(workers(8, 16, 4, 4));  // a micro-batch of two workers
   refuses(workers(8, 4), "numerics.workers = 8 exceeds train.global_batch_size = 4",
           "use at most 4, or a larger batch");

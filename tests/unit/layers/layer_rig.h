@@ -132,9 +132,9 @@ class Rank {
   void load_weights() {
     if (table.fixed_order()) {
       const int64_t samples = case_.tokens / case_.sequence_length;
-      order_.emplace(samples, samples, std::vector<Range>{{0, samples}}, 0);
+      order_.emplace(samples, samples, std::vector<Range>{{0, samples}}, 0, samples);
     }
-    table.allocate(parameters_, weight_gradients_, DType::kF32, order_ ? order_->buffers() : 1);
+    table.allocate(parameters_, weight_gradients_, DType::kF32, order_ ? order_->kept() : 1);
     table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
       const Values& values = point_.at(parameter.name);
       for_each_element(weight, parameter, run, elements, [&](size_t logical, int64_t stored) {

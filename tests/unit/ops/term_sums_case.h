@@ -8,8 +8,8 @@
 
 namespace invar::test {
 
-// Vectors of several widths and numbers of rows, whose rows lie scattered, for `samples` samples: workers of three, a
-// tree of four of which is a chain of them.
+// Vectors of several widths and numbers of rows, whose rows lie scattered, for `samples` samples: workers of three, of
+// each four of which a tree is added to the first buffer.
 struct TermSumsCase {
   struct Vector {
     int64_t width;
@@ -18,7 +18,6 @@ struct TermSumsCase {
   };
   std::vector<Vector> vectors;
   std::vector<ops::SamplePlace> places;
-  int buffers = 3;
   int64_t terms = 0;     // elements
   int64_t elements = 0;  // of a buffer
   ops::TermTable table;
@@ -39,14 +38,15 @@ inline TermSumsCase term_sums_case(int64_t samples) {
     sums.vectors.push_back(std::move(vector));
   }
   for (int64_t sample = 0; sample < samples; ++sample) {
-    const int64_t worker = sample / 3 % 4;  // in buffers 0, 1, 1 and 2
+    const int64_t worker = sample / 3 % 4;
     const bool ends = sample % 3 == 2;
-    const std::vector<ops::SamplePlace> of_worker = {{0, false, 0}, {1, false, 1}, {1, false, 0}, {2, false, 2}};
+    const std::vector<ops::SamplePlace> of_worker = {{1, true, 0}, {2, true, 1}, {2, true, 0}, {3, true, 3}};
     ops::SamplePlace place = of_worker[static_cast<size_t>(worker)];
-    place.clears = sample % 3 == 0 && sample != 12;  // one goes on with what is there
+    if (sample % 3 > 0) place.clears = false;
     if (!ends) place.joins = 0;
     sums.places.push_back(place);
   }
+  sums.table.place(sums.places);
   return sums;
 }
 

@@ -37,9 +37,18 @@ TEST_CASE("column_embedding has the bits of the plain embedding of the same tabl
   const HostTensor d_out = random_tensor(dtype, {count, width}, 2);
   HostTensor d_plain = random_tensor(DType::kF32, {kVocabulary, width}, 3);
   HostTensor d_cut = by_columns(d_plain, block);
-  embedding_backward(kCpu, params, tokens, d_out, {0, kVocabulary}, d_plain);
-  column_embedding_backward(kCpu, params, tokens, d_out, block, d_cut);
+  embedding_backward(kCpu, params, tokens, d_out, {0, kVocabulary}, d_plain.tensor());
+  column_embedding_backward(kCpu, params, tokens, d_out, block, d_cut.tensor());
   CHECK(d_cut.same_bits(by_columns(d_plain, block)));
+
+  const HostTensor second = random_tensor(DType::kF32, {kVocabulary, width}, 4);
+  HostTensor plain_top = second, cut_top = by_columns(second, block);
+  const std::vector<SamplePlace> places = {{1, false, 0}, {2, true, 1}, {1, false, 1}, {1, true, 0},
+                                           {2, true, 0},  {3, true, 2}, {1, false, 0}};
+  embedding_backward(kCpu, params, tokens, d_out, {0, kVocabulary}, {places, {d_plain, plain_top}});
+  column_embedding_backward(kCpu, params, tokens, d_out, block, {places, {d_cut, cut_top}});
+  CHECK(d_cut.same_bits(by_columns(d_plain, block)));
+  CHECK(cut_top.same_bits(by_columns(plain_top, block)));
 }
 
 TEST_CASE("column_embedding is the formula and its derivative") {
@@ -70,7 +79,7 @@ TEST_CASE("column_embedding is the formula and its derivative") {
   for (size_t i = 0; i < numeric.size(); ++i) {
     if (static_cast<int64_t>(i) / block % kVocabulary == params.frozen_token) numeric[i] = 0;
   }
-  column_embedding_backward(kCpu, params, tokens, d_out, block, d_table);
+  column_embedding_backward(kCpu, params, tokens, d_out, block, d_table.tensor());
   require_close(d_table.values(), plus(start, numeric), 2e-6, 2e-6);
 }
 
@@ -86,15 +95,15 @@ TEST_CASE("column_embedding gives the same bits on two threads") {
   column_embedding_forward(kTwoThreads, params, tokens, table, block, two);
   CHECK(two.same_bits(one));
   HostTensor d_one = random_tensor(DType::kF32, {blocks, kVocabulary * block}, 3), d_two = d_one;
-  column_embedding_backward(kCpu, params, tokens, one, block, d_one);
-  column_embedding_backward(kTwoThreads, params, tokens, one, block, d_two);
+  column_embedding_backward(kCpu, params, tokens, one, block, d_one.tensor());
+  column_embedding_backward(kTwoThreads, params, tokens, one, block, d_two.tensor());
   CHECK(d_two.same_bits(d_one));
 }
 
 TEST_CASE("column_embedding of no tokens, on meta, and of wrong operands") {
   const HostTensor none(DType::kI32, {0}), out_none(DType::kF32, {0, 6}), table(DType::kF32, {2, 15});
   column_embedding_forward(kCpu, {}, none, table, 3, out_none);
-  column_embedding_backward(kCpu, {}, none, out_none, 3, table);
+  column_embedding_backward(kCpu, {}, none, out_none, 3, table.tensor());
 
   const HostTensor tokens(DType::kI32, {3}), out(DType::kF32, {3, 6}), bf16(DType::kBF16, {2, 15});
   const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "host_tensor.h"
 #include "ops/cpu/parallel.h"
 #include "ops/elementwise.h"
@@ -59,7 +61,7 @@ TEST_CASE("embedding_backward adds the rows of d_out, tokens ascending") {
   const HostTensor d_out = random_tensor(dtype, {count, width}, 2);
   const HostTensor start = random_tensor(DType::kF32, {kVocabulary, width}, 3);
   HostTensor whole = start;
-  embedding_backward(kCpu, {}, tokens, d_out, {0, kVocabulary}, whole);
+  embedding_backward(kCpu, {}, tokens, d_out, {0, kVocabulary}, whole.tensor());
 
   HostTensor ascending = start, descending = start;  // fp32 additions, one by one
   for (size_t step = 0; step < d_out.size(); ++step) {
@@ -75,7 +77,7 @@ TEST_CASE("embedding_backward adds the rows of d_out, tokens ascending") {
 
   for (const Range part : {Range{0, 4}, Range{4, 11}}) {
     HostTensor d_table = rows_of(start, part);
-    embedding_backward(kCpu, {}, tokens, d_out, part, d_table);
+    embedding_backward(kCpu, {}, tokens, d_out, part, d_table.tensor());
     CHECK(d_table.same_bits(rows_of(whole, part)));
   }
 }
@@ -101,15 +103,82 @@ TEST_CASE("embedding_backward is the derivative of the scaled lookup, but for th
     if (static_cast<int64_t>(i) / width != frozen) expected[i] += numeric[i];
   }
   HostTensor whole = start;
-  embedding_backward(kCpu, params, tokens, d_out, {0, kVocabulary}, whole);
+  embedding_backward(kCpu, params, tokens, d_out, {0, kVocabulary}, whole.tensor());
   require_close(whole.values(), expected, 2e-6, 2e-6);
   if (frozen >= 0) CHECK(rows_of(whole, {frozen, frozen + 1}).same_bits(rows_of(start, {frozen, frozen + 1})));
 
   for (const Range part : {Range{0, 3}, Range{3, 11}}) {  // the token's number counts, not its row
     HostTensor d_table = rows_of(start, part);
-    embedding_backward(kCpu, params, tokens, d_out, part, d_table);
+    embedding_backward(kCpu, params, tokens, d_out, part, d_table.tensor());
     CHECK(d_table.same_bits(rows_of(whole, part)));
   }
+}
+
+TEST_CASE("embedding_backward of samples adds each one's tokens as its place says, in the rows that they look up") {
+  const DType dtype = GENERATE(DType::kF32, DType::kBF16);
+  const int64_t width = GENERATE(3, 515), count = 21;
+  // Of sums begun before the first and left after the last; sums that begin and end here, of which there are no
+  // buffers.
+  const auto places = GENERATE(values<std::vector<SamplePlace>>({
+      {{1, false, 0}, {2, true, 1}, {2, true, 0}},
+      {{1, true, 0}, {2, true, 0}, {3, true, 3}},
+      {{0, false, 0}, {1, true, 0}, {2, true, 1}, {2, true, 0}, {3, true, 2}, {1, false, 0}, {2, true, 1}},
+      {{2, false, 2}},
+  }));
+  const LookupParams params{0.7f, 4};
+  HostTensor tokens(DType::kI32, {count});
+  for (size_t t = 0; t < tokens.size(); ++t) tokens.set(t, static_cast<double>(t * t % 7));  // 0, 1, 2, 4 of 11
+  const HostTensor d_out = random_tensor(dtype, {count, width}, 2);
+  std::vector<HostTensor> before, after;
+  for (int buffer = 0; buffer < 4; ++buffer) {
+    before.push_back(random_tensor(DType::kF32, {kVocabulary, width}, static_cast<unsigned>(buffer) + 3));
+  }
+  std::vector<HostTensor> expected = before;
+  for (const int row : {0, 1, 2}) {
+    for (int64_t c = 0; c < width; ++c) {
+      const auto at = [&](int buffer) -> float& {
+        return expected[static_cast<size_t>(buffer)].tensor().data<float>()[row * width + c];
+      };
+      int64_t t = 0;
+      for (size_t sample = 0; sample < places.size(); ++sample) {
+        const SamplePlace& place = places[sample];
+        if (place.clears) at(place.buffer) = 0;
+        for (; t < static_cast<int64_t>(sample + 1) * count / std::ssize(places); ++t) {
+          if (static_cast<int>(tokens[static_cast<size_t>(t)]) != row) continue;
+          at(place.buffer) =
+              std::fma(0.7f, static_cast<float>(d_out[static_cast<size_t>(t * width + c)]), at(place.buffer));
+        }
+        for (int join = 0; join < place.joins; ++join) at(place.buffer - join - 1) += at(place.buffer - join);
+      }
+    }
+  }
+  const auto needed = static_cast<size_t>(buffers_needed(places));
+  const auto live = static_cast<size_t>(places.back().buffer - places.back().joins) + 1;
+  for (const Stream& stream : {kCpu, kTwoThreads}) {
+    std::vector<HostTensor> sums(before.begin(), before.begin() + static_cast<int64_t>(needed));
+    embedding_backward(stream, params, tokens, d_out, {0, kVocabulary}, {places, {sums.begin(), sums.end()}});
+    for (size_t buffer = 0; buffer < live; ++buffer) CHECK(sums[buffer].same_bits(expected[buffer]));
+    for (size_t buffer = live; buffer < needed; ++buffer) {  // joined: as it was in the rows of others
+      for (size_t i = 3 * static_cast<size_t>(width); i < sums[buffer].size(); ++i) {
+        CHECK(sums[buffer][i] == before[buffer][i]);
+      }
+    }
+  }
+}
+
+TEST_CASE("embedding_backward of samples: one after another is not as one") {
+  const int64_t count = 6;
+  const HostTensor tokens(DType::kI32, {count}, Values(6, 2.0));
+  const HostTensor d_out(DType::kF32, {count, 1}, Values{0x1p24, 1, 1, 1, 1, 1});  // each 1 is lost beside the first
+  const auto sum = [&](const std::vector<SamplePlace>& places) {
+    const HostTensor d_table(DType::kF32, {3, 1}, Values(3, 0.0));
+    embedding_backward(kCpu, {}, tokens, d_out, {0, 3}, {places, {d_table}});
+    return d_table[2];
+  };
+  CHECK(sum({{0, false, 0}}) == 0x1p24);
+  CHECK(sum({{0, false, 0}, {0, false, 0}}) == 0x1p24);
+  CHECK(sum({{0, false, 0}, {1, true, 1}}) == 0x1p24 + 4);                // 3, to even
+  CHECK(sum({{0, false, 0}, {1, true, 0}, {2, true, 2}}) == 0x1p24 + 4);  // 2 + 2
 }
 
 TEST_CASE("embedding gives the same bits on two threads") {
@@ -124,15 +193,15 @@ TEST_CASE("embedding gives the same bits on two threads") {
   embedding_forward(kTwoThreads, params, tokens, table, {0, kVocabulary}, two);
   CHECK(two.same_bits(one));
   HostTensor d_one = random_tensor(DType::kF32, {kVocabulary, width}, 3), d_two = d_one;
-  embedding_backward(kCpu, params, tokens, one, {0, kVocabulary}, d_one);
-  embedding_backward(kTwoThreads, params, tokens, one, {0, kVocabulary}, d_two);
+  embedding_backward(kCpu, params, tokens, one, {0, kVocabulary}, d_one.tensor());
+  embedding_backward(kTwoThreads, params, tokens, one, {0, kVocabulary}, d_two.tensor());
   CHECK(d_two.same_bits(d_one));
 }
 
 TEST_CASE("embedding of no tokens, on meta, and of wrong operands") {
   const HostTensor none(DType::kI32, {0}), out_none(DType::kF32, {0, 4}), table(DType::kF32, {5, 4});
   embedding_forward(kCpu, {}, none, table, {2, 7}, out_none);
-  embedding_backward(kCpu, {}, none, out_none, {2, 7}, table);
+  embedding_backward(kCpu, {}, none, out_none, {2, 7}, table.tensor());
 
   const HostTensor tokens(DType::kI32, {3}), out(DType::kF32, {3, 4}), bf16(DType::kBF16, {5, 4});
   const auto meta = [](const HostTensor& t) { return t.on(DeviceType::kMeta); };
@@ -154,11 +223,16 @@ TEST_CASE("embedding of no tokens, on meta, and of wrong operands") {
                               embedding_forward(kCpu, {}, none, table, {0, 5}, out);
                             }),
                  "tokens is i32 (0)"));
-  CHECK(contains(message_of(ErrorKind::kFault,
-                            [&] {
-                              embedding_backward(kCpu, {}, tokens, out, {0, 5}, bf16);
-                            }),
-                 "d_table is bf16"));
+  const auto refused = [&](const SampleSums& sums) {
+    return message_of(ErrorKind::kFault, [&] { embedding_backward(kCpu, {}, tokens, out, {0, 5}, sums); });
+  };
+  CHECK(contains(refused(bf16.tensor()), "d_table is bf16"));
+  CHECK(contains(refused({{{}, {}}, {table}}), "embedding_backward: 3 tokens of 2 samples"));
+  CHECK(contains(refused({{}, {table}}), "3 tokens of 0 samples"));
+  CHECK(contains(refused({std::vector<SamplePlace>(897), {table}}), "897 places of 897 samples, at most 896"));
+  CHECK(contains(refused({{{1, true, 0}}, {table}}), "1 buffers, 2 are needed"));
+  CHECK(contains(refused({{{0, true, 0}}, {table, bf16}}), "d_table is bf16"));
+  CHECK(contains(refused({{{0, true, 0}}, {meta(table)}}), "on meta, but the stream is on cpu"));
 }
 
 }  // namespace

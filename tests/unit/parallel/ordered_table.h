@@ -1,12 +1,14 @@
 #pragma once
 
+#include <random>
 #include <string>
 #include <vector>
 
+#include "ops/embedding.h"
 #include "parallel/weight_provider.h"
 #include "tree_values.h"
 
-// Weights in fixed order and made-up gradients of samples, for tests of how they are summed.
+// Weights in fixed order and made-up gradients of tokens, for tests of how they are summed.
 namespace invar::test {
 
 inline WeightId add_matrix(ParameterTable& table, const std::string& name, int64_t rows, int64_t cols) {
@@ -22,29 +24,41 @@ inline WeightId add_matrix(ParameterTable& table, const std::string& name, int64
   return table.add(std::move(weight));
 }
 
-// A gradient for each of `count` tokens or samples of one use of a weight.
+// Lookups of one use of a weight by `count` tokens, of any of its rows, and the gradients of what they looked up.
 struct Gradients {
   Gradients(const ParameterTable& table, const WeightUse& weight_use, int64_t count)
       : use(weight_use),
+        rows(table.weight(use.id).rows),
         elements(table.weight(use.id).elements().size()),
-        values(wide_values(count * elements, static_cast<unsigned>(10 * use.id + use.term))) {}
+        values(wide_values(count * (elements / rows), static_cast<unsigned>(10 * use.id + use.term))) {
+    std::mt19937 generator(static_cast<unsigned>(100 + 10 * use.id + use.term));
+    for (int64_t i = 0; i < count; ++i)
+      tokens.push_back(static_cast<int32_t>(generator() % static_cast<unsigned>(rows)));
+  }
 
-  void add(int64_t index, const Tensor& into) const {
-    for (int64_t i = 0; i < elements; ++i) into.data<float>()[i] += values[static_cast<size_t>(index * elements + i)];
+  void add(Range part, const ops::SampleSums& sums) {
+    const Tensor gradients = view_of(values).view({std::ssize(tokens), elements / rows});
+    ops::embedding_backward(Stream(DeviceType::kCpu), {}, view_of(tokens).rows(part.begin, part.end),
+                            gradients.rows(part.begin, part.end), {0, rows}, sums);
   }
   // The sums over each of `workers` equal runs of them, one after another from zero.
   Elements worker_sums(int64_t workers) const {
-    const int64_t run = std::ssize(values) / elements / workers;
+    const int64_t run = std::ssize(tokens) / workers, columns = elements / rows;
     Elements sums(static_cast<size_t>(workers * elements), 0.0f);
     for (int64_t index = 0; index < workers * run; ++index) {
-      const Tensor sum = view_of(sums).rows(index / run * elements, (index / run + 1) * elements);
-      add(index, sum);
+      const int64_t row = tokens[static_cast<size_t>(index)];
+      for (int64_t c = 0; c < columns; ++c) {
+        sums[static_cast<size_t>(index / run * elements + row * columns + c)] +=
+            values[static_cast<size_t>(index * columns + c)];
+      }
     }
     return sums;
   }
 
   WeightUse use;
+  int64_t rows;
   int64_t elements;
+  std::vector<int32_t> tokens;
   Elements values;
 };
 

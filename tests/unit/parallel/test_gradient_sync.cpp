@@ -18,7 +18,7 @@ using test::Gradients;
 
 namespace {
 
-constexpr int64_t kBatch = 12;
+constexpr int64_t kBatch = 12, kSequence = 20;
 
 struct Cut {
   int data = 1;
@@ -33,7 +33,8 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
     const ProcessGroups groups = make_process_groups(world, {1, cut.data});
     const Stream stream(DeviceType::kCpu);
     const std::optional<WorkerOrder> order =
-        workers > 0 ? std::optional(test::equal_order(workers, kBatch, cut.data, world.rank())) : std::nullopt;
+        workers > 0 ? std::optional(test::equal_order(workers, kBatch, cut.data, world.rank(), kBatch / cut.data))
+                    : std::nullopt;
     Arena values("values", DeviceType::kCpu, 1 << 16);
     Arena gradients("gradients", DeviceType::kCpu, 1 << 18);
     ParameterTable table(workers > 0 ? 8 : 0);
@@ -43,19 +44,19 @@ std::map<std::string, Elements> summed(const Cut& cut, int64_t workers) {
       uses.push_back(test::add_matrix(table, name, rows, cols));
     }
     const WeightUse second = table.add_user(uses[1].id);
-    table.allocate(values, gradients, DType::kF32, order ? order->buffers() : 1);
+    table.allocate(values, gradients, DType::kF32, order ? order->kept() : 1);
     const RowOwnership ownership(table, cut.data, world.rank(), cut.bucket);
     GradientSync sync(table, ownership, groups, stream, order ? &*order : nullptr, gradients);
     ResidentWeights weights(table);
     TensorRegion region(*groups.tensor, false, 1);
-    region.set_tokens(kBatch / cut.data);
-    if (order) weights.begin_micro_batch(stream, region, gradients, {*order, 0, 1});
+    region.set_tokens(kBatch / cut.data * kSequence);
+    if (order) weights.begin_micro_batch(stream, region, gradients, {*order, 0, kSequence});
     if (cut.overlapped) sync.begin_last_micro_batch();
-    const int64_t first = kBatch * world.rank() / cut.data;
+    const int64_t first = region.tokens() * world.rank();
     const auto add = [&](const WeightUse& use, int term) {
-      const Gradients all(table, {use.id, term}, kBatch);
-      weights.accumulate(stream, use, {0, kBatch / cut.data}, [&](Range samples, const Tensor& into) {
-        for (int64_t sample = samples.begin; sample < samples.end; ++sample) all.add(first + sample, into);
+      Gradients all(table, {use.id, term}, kBatch * kSequence);
+      weights.accumulate_lookups(stream, use, {0, region.tokens()}, [&](Range tokens, const ops::SampleSums& into) {
+        all.add({first + tokens.begin, first + tokens.end}, into);
       });
       sync.gradient_done(use.id);
     };
@@ -89,10 +90,10 @@ std::map<std::string, Elements> expected_sums(int64_t workers) {
   table.allocate(values, gradients, DType::kF32);
   std::map<std::string, Elements> sums;
   for (WeightId id = 0; id < 4; ++id) {
-    const Gradients first(table, id, kBatch);
+    const Gradients first(table, id, kBatch * kSequence);
     sums[table.weight(id).name] = test::tree_root(first.worker_sums(workers), first.elements);
   }
-  const Gradients other(table, second, kBatch);
+  const Gradients other(table, second, kBatch * kSequence);
   const Elements term = test::tree_root(other.worker_sums(workers), other.elements);
   std::ranges::transform(sums["b"], term, sums["b"].begin(), std::plus());
   return sums;

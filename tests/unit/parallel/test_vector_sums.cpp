@@ -1,5 +1,6 @@
 #include "parallel/vector_sums.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -94,8 +95,9 @@ WeightId add_vector(ParameterTable& table, const Vector& vector, int64_t width, 
 
 // One rank of a model of these vectors. Of "cut norm" it has some elements alone.
 struct Model {
-  Model(Communicator& group, bool sequence_parallel, DeviceType device = DeviceType::kCpu)
-      : region(group, sequence_parallel, kBlock),
+  Model(Communicator& group, bool sequence_parallel, int64_t micro_batch, DeviceType device = DeviceType::kCpu)
+      : order(test::equal_order(kWorkers, kBatch, 1, 0, micro_batch)),
+        region(group, sequence_parallel, kBlock),
         values("values", device, 1 << 12),
         gradients("gradients", device, 1 << 14),
         scratch("scratch", device, 1 << 16) {
@@ -111,7 +113,7 @@ struct Model {
       }
       add_vector(table, vector, columns_of(vector).size(), std::move(terms));
     }
-    table.allocate(values, gradients, DType::kF32, order.buffers());
+    table.allocate(values, gradients, DType::kF32, order.kept());
   }
 
   Range columns_of(const Vector& vector) const {
@@ -156,10 +158,7 @@ struct Model {
       std::vector<WeightId> backward;
       for (auto id = static_cast<WeightId>(vectors().size()); id-- > 0;) backward.push_back(id);
       for (const WeightId id : backward) {
-        weights.accumulate(kCpu, id, {0, region.tokens()}, [&](Range tokens, const Tensor& into) {
-          CHECK(tokens == Range{0, samples * kSequence});
-          add_terms(id, first, into);
-        });
+        add_terms(id, first, weights.vector_gradient(id));
         weights.gradient_done(id);
       }
       CHECK(done.empty());  // their sums are not there yet
@@ -170,10 +169,10 @@ struct Model {
     }
   }
 
+  WorkerOrder order;
   TensorRegion region;
   Arena values, gradients, scratch;
   ParameterTable table{8};
-  WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   Range columns;
   std::map<std::string, int64_t> first_head;
 };
@@ -188,7 +187,7 @@ TEST_CASE("vectors' gradients have the same bits at any layout and for any micro
            std::vector<std::vector<int64_t>>{{6}, {1, 1, 1, 1, 1, 1}, {3, 3}, {2, 1, 3}}) {
         int64_t wrong = 0;
         run_thread_ranks(ranks, [&](Communicator& group) {
-          Model model(group, sequence);
+          Model model(group, sequence, std::ranges::min(micro_batches));
           model.train(micro_batches);
           const std::lock_guard turn(test::assertion_mutex());
           for (WeightId id = 0; id < static_cast<WeightId>(vectors().size()); ++id) {
@@ -216,13 +215,14 @@ TEST_CASE("vectors' terms are gathered once in a micro-batch, and only those tha
   for (const bool sequence : {false, true}) {
     TrafficTable traffic;
     const auto group = make_recording_communicator(1, 3, "tensor", &traffic);
-    Model model(*group, sequence, DeviceType::kMeta);
+    Model model(*group, sequence, 2, DeviceType::kMeta);
     const Stream meta(DeviceType::kMeta);
     model.region.set_tokens(2 * kSequence);  // ten blocks: four, three and three
     VectorSums sums(model.table);
     CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { (void)sums.terms(0); }),
                          "terms of 'norm' outside of a micro-batch"));
-    sums.begin(meta, model.region, model.scratch, kSequence);
+    const std::vector<ops::SamplePlace> places = {{0, true, 0}, {0, false, 0}};
+    sums.begin(meta, model.region, model.scratch, kSequence, places);
     const auto shape = [&](WeightId id) {
       const Tensor terms = sums.terms(id);
       return std::vector<int64_t>(terms.shape().begin(), terms.shape().end());
@@ -231,8 +231,7 @@ TEST_CASE("vectors' terms are gathered once in a micro-batch, and only those tha
     CHECK(shape(1) == std::vector<int64_t>{2, 2, 6});
     CHECK(shape(2) == std::vector<int64_t>{1, 2, 6});  // a copy of the first head
     CHECK(shape(4) == std::vector<int64_t>{2, 4});
-    const std::vector<ops::SamplePlace> places = {{0, true, 0}, {0, false, 0}};
-    sums.finish(meta, places);
+    sums.finish(meta);
     REQUIRE(traffic.size() == 1);
     CHECK(traffic["tensor all_gather"].calls == 1);
     // In units of 64 elements the ranks give 2, 1 and 2 of heads and 7, 5 and 5 of token blocks; a ring passes on all

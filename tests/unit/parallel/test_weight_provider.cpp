@@ -23,8 +23,8 @@ struct Tied {
   explicit Tied(const WorkerOrder& order) {
     first = test::add_matrix(table, "tied", 5, 3);
     second = table.add_user(first.id);
-    table.allocate(values, gradients, DType::kF32, order.buffers());
-    for (int buffer = 0; buffer < order.buffers(); ++buffer) {  // as a step begins
+    table.allocate(values, gradients, DType::kF32, order.kept());
+    for (int buffer = 0; buffer < order.kept(); ++buffer) {  // as a step begins
       std::ranges::fill(table.gradients(buffer).span<float>(), buffer == 0 ? 0.0f : std::nanf(""));
     }
   }
@@ -41,9 +41,11 @@ struct Rank {
   Rank(const ParameterTable& table, int64_t samples, const ProductLimits& limits = {}) : weights(table, limits) {
     region.set_tokens(samples * kSequence);
   }
-  // first: of the micro-batch's samples, among the rank's.
-  void begin(const WorkerOrder& order, int64_t first) {
+  // first: of the micro-batch's samples, among the rank's. Returns the bytes of spares.
+  int64_t begin(const WorkerOrder& order, int64_t first) {
+    scratch.release(0);
     weights.begin_micro_batch(kCpu, region, scratch, {order, first, kSequence});
+    return scratch.used();
   }
 
   std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
@@ -52,67 +54,64 @@ struct Rank {
   ResidentWeights weights;
 };
 
-// Backward passes of a rank's samples in micro-batches, in each of which the tokens come in chunks.
-void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch, int64_t chunk,
-              const std::vector<Gradients>& uses) {
+// Backward passes of a rank's samples in micro-batches.
+void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch,
+              std::vector<Gradients>& uses) {
   Rank rank(tied.table, micro_batch);
   for (int64_t begin = 0; begin < samples.size(); begin += micro_batch) {
     rank.begin(order, begin);
-    for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
-      const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
-      for (const Gradients& use : uses) {
-        int64_t next = tokens.begin;
-        rank.weights.accumulate(kCpu, use.use, tokens, [&](Range part, const Tensor& into) {
-          CHECK(part.begin == next);
-          CHECK(part.begin / kSequence == (part.end - 1) / kSequence);  // of one sample
-          CHECK((into.dim(0) == 5 && into.dim(1) == 3));
-          for (int64_t i = part.begin; i < part.end; ++i) use.add((samples.begin + begin) * kSequence + i, into);
-          next = part.end;
-        });
-        CHECK(next == tokens.end);
-      }
+    for (Gradients& use : uses) {
+      const Range tokens{0, micro_batch * kSequence};
+      const int64_t first = (samples.begin + begin) * kSequence;
+      int64_t next = 0, calls = 0;
+      rank.weights.accumulate_lookups(kCpu, use.use, tokens, [&](Range part, const ops::SampleSums& sums) {
+        CHECK((part.begin == next && std::ssize(sums.places) * kSequence == part.size()));
+        CHECK(std::ssize(sums.buffers) == order.kept());
+        use.add({first + part.begin, first + part.end}, sums);
+        next = part.end;
+        ++calls;
+      });
+      CHECK(next == tokens.end);
+      if (micro_batch == samples.size()) CHECK(calls == 1);
     }
     rank.weights.end_micro_batch(kCpu);
   }
-  CHECK(rank.scratch.high_water() == 0);
 }
 
 }  // namespace
 
-TEST_CASE("fixed order: the buffers get the tree's nodes, for any ranks, micro-batches and chunks, for both terms") {
+TEST_CASE("fixed order: lookups get the tree's nodes, for any ranks and micro-batches, for both terms") {
   int64_t compared = 0, control = 0;
   for (const int data : {1, 2, 4}) {
     for (const int64_t micro_batch : {1, 2, 3, 6, 12}) {  // 2: parts of two workers in one
       if (kBatch / data % micro_batch != 0) continue;
-      for (const int64_t chunk : {1, 2, 3, 4, 6, 48}) {
-        INFO("data " << data << ", micro-batch " << micro_batch << ", chunks of " << chunk);
-        std::vector<std::vector<Elements>> nodes(2);  // by use and rank
-        std::vector<Elements> expected, chains;
-        for (int rank = 0; rank < data; ++rank) {
-          const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank);
-          const Tied tied(order);
-          REQUIRE(tied.second.term == 1);
-          const std::vector<Gradients> uses = {{tied.table, tied.first, kBatch * kSequence},
-                                               {tied.table, tied.second, kBatch * kSequence}};
-          backward(tied, order, {kBatch * rank / data, kBatch * (rank + 1) / data}, micro_batch, chunk, uses);
-          for (size_t use = 0; use < 2; ++use) {
-            Elements& mine = nodes[use].emplace_back();
-            for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
-              const auto span = tied.table.gradient(uses[use].use, static_cast<int>(node)).span<float>();
-              mine.insert(mine.end(), span.begin(), span.end());
-            }
-            if (rank > 0) continue;
-            expected.push_back(test::tree_root(uses[use].worker_sums(kWorkers), uses[use].elements));
-            chains.push_back(uses[use].worker_sums(1));
-          }
-        }
+      INFO("data " << data << ", micro-batch " << micro_batch);
+      std::vector<std::vector<Elements>> nodes(2);  // by use and rank
+      std::vector<Elements> expected, chains;
+      for (int rank = 0; rank < data; ++rank) {
+        const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank, micro_batch);
+        const Tied tied(order);
+        REQUIRE(tied.second.term == 1);
+        std::vector<Gradients> uses = {{tied.table, tied.first, kBatch * kSequence},
+                                       {tied.table, tied.second, kBatch * kSequence}};
+        backward(tied, order, {kBatch * rank / data, kBatch * (rank + 1) / data}, micro_batch, uses);
         for (size_t use = 0; use < 2; ++use) {
-          const TreePlan plan = test::equal_order(kWorkers, kBatch, data, 0).plan();
-          const Elements root = test::root_of(plan, nodes[use], std::ssize(expected[use]));
-          CHECK(test::different(root, expected[use]) == 0);
-          control += test::different(root, chains[use]);
-          compared += std::ssize(root);
+          Elements& mine = nodes[use].emplace_back();
+          for (size_t node = 0; node < order.plan().nodes(rank).size(); ++node) {
+            const auto span = tied.table.gradient(uses[use].use, static_cast<int>(node)).span<float>();
+            mine.insert(mine.end(), span.begin(), span.end());
+          }
+          if (rank > 0) continue;
+          expected.push_back(test::tree_root(uses[use].worker_sums(kWorkers), uses[use].elements));
+          chains.push_back(uses[use].worker_sums(1));
         }
+      }
+      for (size_t use = 0; use < 2; ++use) {
+        const TreePlan plan = test::equal_order(kWorkers, kBatch, data, 0).plan();
+        const Elements root = test::root_of(plan, nodes[use], std::ssize(expected[use]));
+        CHECK(test::different(root, expected[use]) == 0);
+        control += test::different(root, chains[use]);
+        compared += std::ssize(root);
       }
     }
   }
@@ -146,23 +145,24 @@ std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch
                                const ProductLimits& limits) {
   std::vector<Elements> nodes;
   for (int index = 0; index < data; ++index) {
-    const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, index);
+    const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, index, micro_batch);
     const Tied tied(order);
     Rank rank(tied.table, micro_batch, limits);
+    int64_t spares = 0;
     for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
-      rank.begin(order, begin);
+      spares = rank.begin(order, begin);
       for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
         const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
         const int64_t first = (kBatch * index / data + begin) * kSequence;
         const Range all{first + tokens.begin, first + tokens.end};
         rank.weights.accumulate_product(kCpu, rank.scratch, tied.second, tokens, operands.a_of(all),
                                         operands.b_of(all));
-        CHECK(rank.scratch.used() == 0);
+        CHECK(rank.scratch.used() == spares);
       }
       rank.weights.end_micro_batch(kCpu);
     }
     const bool at_once = std::min(chunk, micro_batch * kSequence) > kSequence && limits.few_elements >= 15;
-    CHECK((rank.scratch.high_water() > 0) == at_once);
+    CHECK((rank.scratch.high_water() > spares) == at_once);
     Elements& mine = nodes.emplace_back();
     for (size_t node = 0; node < order.plan().nodes(index).size(); ++node) {
       const auto span = tied.table.gradient(tied.second, static_cast<int>(node)).span<float>();
@@ -198,14 +198,14 @@ TEST_CASE("fixed order: products get the tree's nodes, for any ranks, micro-batc
 
 TEST_CASE("fixed order: products that wait to be added take what the limit says, or one run of tiles") {
   Operands operands;
-  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, kBatch);
   const auto taken = [&](const ProductLimits& limits) {
     const Tied tied(order);
     Rank rank(tied.table, kBatch, limits);
-    rank.begin(order, 0);
+    const int64_t spares = rank.begin(order, 0);
     const Range all{0, kBatch * kSequence};
     rank.weights.accumulate_product(kCpu, rank.scratch, tied.first, all, operands.a_of(all), operands.b_of(all));
-    return rank.scratch.high_water();
+    return rank.scratch.high_water() - spares;
   };
   constexpr int64_t kRow = kBatch * 3 * 4;  // 144 bytes of all samples' products of one row
   CHECK(taken({15, 5 * kRow, 1}) == 768);
@@ -232,6 +232,43 @@ TEST_CASE("fixed order: products of other tokens than whole samples or a part of
   CHECK(test::contains(refused({0, 8}, {0, 8}, {0, 4}), "'tied': a product of f32 (8, 5) and f32 (4, 3) for 8 tokens"));
 }
 
+TEST_CASE("fixed order: a sum that no micro-batch leaves is finished before other products are added") {
+  Operands operands;
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, 6);  // the second worker's in a spare
+  REQUIRE(order.kept() == 1);
+  const Tied tied(order);
+  Rank rank(tied.table, 6);
+  CHECK(rank.begin(order, 0) == 2 * 256);
+  const auto add = [&](const WeightUse& use, int64_t begin, int64_t end) {
+    const Range tokens{begin * kSequence, end * kSequence};
+    rank.weights.accumulate_product(kCpu, rank.scratch, use, tokens, operands.a_of(tokens), operands.b_of(tokens));
+  };
+  const auto refused = [&](const auto& f) { return test::message_of(ErrorKind::kFault, f); };
+  add(tied.first, 0, 3);
+  add(tied.second, 0, 5);
+  CHECK(test::contains(refused([&] { add(tied.first, 3, 4); }),
+                       "'tied' is added to while a sum of 'tied' is unfinished"));
+  CHECK(test::contains(refused([&] { rank.weights.end_micro_batch(kCpu); }), "a sum of 'tied' is unfinished"));
+  add(tied.second, 5, 6);
+  add(tied.first, 3, 6);
+  rank.weights.end_micro_batch(kCpu);
+}
+
+TEST_CASE("fixed order: spares are as large as the largest weight with products") {
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, kBatch);
+  Arena values("values", DeviceType::kCpu, 1 << 14), gradients("gradients", DeviceType::kCpu, 1 << 14);
+  ParameterTable table(8);
+  test::add_matrix(table, "multiplied", 70, 3);
+  Weight looked_up = table.weight(test::add_matrix(table, "larger", 80, 3));
+  looked_up.name = "looked up";
+  looked_up.lookups_only = true;
+  looked_up.rows = 200;
+  table.add(std::move(looked_up));
+  table.allocate(values, gradients, DType::kF32, order.kept());
+  Rank rank(table, kBatch);
+  CHECK(rank.begin(order, 0) == (order.sums() - 1) * 1024);  // 960 bytes and the alignment
+}
+
 TEST_CASE("any order: one part, added to the gradient") {
   Arena values("values", DeviceType::kCpu, 1 << 12);
   Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
@@ -245,13 +282,16 @@ TEST_CASE("any order: one part, added to the gradient") {
   CHECK(weights.leaves(first.id) == nullptr);
   std::vector<Range> parts;
   for (const WeightUse& use : {first, second}) {
-    weights.accumulate(kCpu, use, {3, 11}, [&](Range part, const Tensor& into) {
+    weights.accumulate_lookups(kCpu, use, {3, 11}, [&](Range part, const ops::SampleSums& sums) {
       parts.push_back(part);
-      for (float& x : into.span<float>()) x += 2;
+      CHECK((sums.places.size() == 1 && sums.buffers.size() == 1));
+      CHECK((!sums.places[0].clears && sums.places[0].buffer == 0 && sums.places[0].joins == 0));
+      for (float& x : sums.buffers[0].span<float>()) x += 2;
     });
   }
   CHECK(parts == std::vector<Range>{{3, 11}, {3, 11}});
   for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 5.0f);
+  CHECK(weights.vector_gradient(first.id).raw() == table.weight(first.id).gradient.raw());
   Elements a(2 * 5, 1.0f), b(2 * 3, 2.0f);
   Arena scratch("scratch", DeviceType::kCpu, 0);
   weights.accumulate_product(kCpu, scratch, first, {3, 5}, view_of(a).view({2, 5}), view_of(b).view({2, 3}));

@@ -71,10 +71,10 @@ inline Elements root_of(const TreePlan& plan, const std::vector<Elements>& nodes
 }
 
 // Of data ranks with equal parts of the batch.
-inline WorkerOrder equal_order(int64_t workers, int64_t batch, int data, int data_rank) {
+inline WorkerOrder equal_order(int64_t workers, int64_t batch, int data, int data_rank, int64_t micro_batch = 1) {
   std::vector<Range> samples;
   for (int64_t rank = 0; rank < data; ++rank) samples.push_back({batch * rank / data, batch * (rank + 1) / data});
-  return {workers, batch, samples, data_rank};
+  return {workers, batch, samples, data_rank, micro_batch};
 }
 
 // Contiguous runs of any sizes, some empty.
