@@ -127,8 +127,8 @@ Sorted sort_by_row(const Stream& stream, std::string_view op, const Blocks& bloc
 }
 
 // A warp for the columns [32·N·chunk, + 32·N) of each place in the sorted order; it works if a row begins there, and
-// adds that row's tokens in ascending order, sample by sample. It reads kBatch of them at once, so that a token that is
-// everywhere costs one latency of memory per batch.
+// adds that row's tokens in ascending order, sample by sample. It reads kBatch of a sample's at once, so that a token
+// that is everywhere costs one latency of memory per batch.
 template <class T, int N, int kDepth>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(Blocks blocks, float scale, uint32_t chunks, int count, Sorted sorted, const T* __restrict__ d_out,
@@ -166,26 +166,29 @@ __global__ void __launch_bounds__(kThreads)
     return Place{sorted.rows[first + lane] == row, sorted.positions[first + lane]};
   };
   Place place = look(begin);
-  for (int64_t first = begin;; first += kBatch) {
-    const int32_t position = place.position;
-    const int found = __popc(__ballot_sync(0xffffffffu, place.in_row));
-    if (found == kBatch) place = look(first + kBatch);  // on its way while this batch is added
+  for (int64_t first = begin;;) {
+    const auto [in_row, position] = place;
+    const int left = __popc(__ballot_sync(0xffffffffu, in_row));
+    if (left == 0) break;
+    while (__shfl_sync(0xffffffffu, position, 0) >= end) next_sample();
+    const int found = __popc(__ballot_sync(0xffffffffu, in_row && position < end));
+    const bool last = found == left && left < kBatch;
+    first += found;
+    if (!last) place = look(first);  // on its way while these are added
     Pack<T, N> terms[kBatch];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int64_t t = __shfl_sync(0xffffffffu, position, k);
       if (k < found && mine) terms[k] = load_pack<N>(d_out + t * blocks.width + c);
     }
+    Pack<float, N>& sum = stack.top();
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      const int32_t t = __shfl_sync(0xffffffffu, position, k);
       if (k >= found) continue;
-      while (t >= end) next_sample();
-      Pack<float, N>& sum = stack.top();
 #pragma unroll
       for (int i = 0; i < N; ++i) sum.element[i] = fmaf(scale, terms[k][i], sum[i]);
     }
-    if (found < kBatch) break;
+    if (last) break;
   }
   while (sample < sums.samples) next_sample();
   if (mine) stack.store(buffers);
