@@ -77,7 +77,7 @@ std::string memory_of(const Config& config, const Topology& grid) {
   if (!grid.uniform()) return "of the replica of each width that needs most";
   return config.numerics.reduction == Reduction::kFast
              ? "the same for every data rank but for rounding of the optimizer's rows"
-             : "of the data rank with the most gradient buffers";
+             : "of the data rank with the most sums of samples";
 }
 
 // Data-parallel replicas of a width are alike, so the table shows one; the largest memory over the data ranks is within

@@ -37,9 +37,9 @@ Range workers_of_replica(const Config& config, const Topology& grid, int replica
   return workers_within(grid.samples_of(batch, replica), config.numerics.workers, batch);
 }
 
-int gradient_buffers(const Config& config, const Topology& grid, int replica) {
+SumCounts sums_of_replica(const Config& config, const Topology& grid, int replica) {
   const int64_t batch = global_batch_size(config, grid.world());
-  return kept_sums(config.numerics.workers, batch, grid.samples_of(batch, replica), config.train.micro_batch_size);
+  return count_sums(config.numerics.workers, batch, grid.samples_of(batch, replica), config.train.micro_batch_size);
 }
 
 void print_workers(const Config& config, const Topology& grid) {
@@ -49,7 +49,7 @@ void print_workers(const Config& config, const Topology& grid) {
   int buffers = 0;
   for (int replica = 0; replica < grid.data; ++replica) {
     runs.push_back(workers_of_replica(config, grid, replica));
-    buffers = std::max(buffers, gradient_buffers(config, grid, replica));
+    buffers = std::max(buffers, sums_of_replica(config, grid, replica).kept);
   }
   print_line(format("  {:<36} {:>6} {:>7}  {}", "samples, by workers", batch, workers, shares(workers, runs)));
   print_line(format("  gradient buffers in use: at most {} a data rank", buffers));
@@ -59,7 +59,7 @@ void print_workers(const Config& config, const Topology& grid) {
 
 int fullest_data_rank(const Config& config, const Topology& grid, std::span<const int> replicas) {
   if (config.numerics.reduction == Reduction::kFast) return replicas.front();
-  return *std::ranges::max_element(replicas, {}, [&](int replica) { return gradient_buffers(config, grid, replica); });
+  return *std::ranges::max_element(replicas, {}, [&](int replica) { return sums_of_replica(config, grid, replica); });
 }
 
 void print_invariant(const Config& config, const Topology& grid, DeviceType device) {

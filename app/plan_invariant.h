@@ -11,7 +11,8 @@ namespace invar::app {
 // of data ranks, the contract, and which layouts have the same bits.
 void print_invariant(const Config& config, const Topology& grid, DeviceType device);
 
-// Of these replicas the first with the most gradient buffers; with fast numerics, the first.
+// Of these replicas the first with the most sums of samples: those that outlive a micro-batch, then those at once. With
+// fast numerics, the first.
 int fullest_data_rank(const Config& config, const Topology& grid, std::span<const int> replicas);
 
 }  // namespace invar::app

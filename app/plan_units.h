@@ -13,7 +13,7 @@ namespace invar::app {
 Range held_units(const Config& config, int64_t units, int width, int tensor_rank);
 HeadPartition held_heads(const Config& config, int64_t kv_heads, int width, int tensor_rank);
 
-// Replicas that stand for all: of a uniform grid one with the most gradient buffers, else the first of each width.
+// Replicas that stand for all: of a uniform grid one with the most sums of samples, else the first of each width.
 std::vector<int> shown_replicas(const Config& config, const Topology& grid);
 
 // "1234.5", right-aligned.

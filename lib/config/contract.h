@@ -30,9 +30,6 @@ std::vector<SumSite> sum_sites(const ModelConfig& model);
 // Blocks of tokens of a sample in the gradients of norms, at most.
 inline constexpr int64_t kTokenBlocks = 64;
 
-// Samples of a micro-batch whose gradients are added in their order, at most: a GPU's kernel has their places by value.
-inline constexpr int64_t kMostSamples = 896;
-
 // Elements of logits that exist at a time, at most, unless one token has more.
 inline constexpr int64_t kHeadChunkElements = int64_t{320} << 20;
 

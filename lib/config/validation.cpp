@@ -49,12 +49,12 @@ void check_numerics(const Config& config) {
     refuse_if_set(config, "numerics.workers", "with numerics.reduction: fast");
     return;
   }
-  if (config.train.micro_batch_size > kMostSamples) {
+  if (config.train.micro_batch_size > kMostMicroBatch) {
     refuse(
         config, {"train.micro_batch_size", "numerics.reduction"},
         format("train.micro_batch_size = {} exceeds {}, the most samples that numerics.reduction: invariant adds at a "
                "time",
-               config.train.micro_batch_size, kMostSamples),
+               config.train.micro_batch_size, kMostMicroBatch),
         "use a smaller one: the bits do not depend on it");
   }
   const auto fits = [](int64_t length) { return length % token_block_of(length) == 0; };

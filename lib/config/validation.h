@@ -6,6 +6,9 @@
 
 namespace invar {
 
+// train.micro_batch_size, with numerics.reduction: invariant, at most: ops::kMostSamples.
+inline constexpr int64_t kMostMicroBatch = 896;
+
 // Judges the values of a training config together, for a job of `launched` ranks, on these hosts if they are known
 // (plan_replicas() says when they must be): everything that can be refused
 // without data, weights or peers. The first broken rule throws Error{kConfig} with the place (file:line or argument),

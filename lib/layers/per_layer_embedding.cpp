@@ -19,13 +19,11 @@ std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, i
   return runs;
 }
 
-// A parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any. The terms of a
-// vector are sums over a sample.
-WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr,
-                    bool lookups_only = false) {
+// Of a parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any. The terms of
+// a vector are sums over a sample.
+Weight weight_of(const ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr) {
   Weight weight;
   weight.leaves = std::move(leaves);
-  weight.lookups_only = lookups_only;
   weight.name = parameter.name;
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
@@ -33,7 +31,7 @@ WeightId add_weight(ParameterTable& table, Parameter parameter, std::shared_ptr<
   weight.decay = !vector;
   if (vector && table.fixed_order()) weight.terms = VectorTerms{VectorTerms::Of::kSamples};
   weight.parameters = {std::move(parameter)};
-  return table.add(std::move(weight));
+  return weight;
 }
 
 Parameter cut_on_rows(const std::string& name, const std::vector<int64_t>& shape, std::vector<RowRun> runs) {
@@ -57,34 +55,36 @@ WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Ran
   Parameter parameter = cut_on_columns(spec.table, {spec.vocab_size, spec.layers * spec.width},
                                        runs_of(spec.layers, spec.width / spec.block, units, 1), spec.block);
   parameter.zero_row = spec.frozen_token;
-  return add_weight(table, std::move(parameter), nullptr, true);
+  Weight weight = weight_of(table, std::move(parameter));
+  weight.lookups_only = true;
+  return table.add(std::move(weight));
 }
 
 WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, const UnitCut& cut) {
-  return add_weight(table,
-                    cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
-                                runs_of(spec.layers, spec.width / spec.block, cut.mine(), spec.block)),
-                    cut.leaf_cut(spec.block, spec.layers));
+  return table.add(weight_of(table,
+                             cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
+                                         runs_of(spec.layers, spec.width / spec.block, cut.mine(), spec.block)),
+                             cut.leaf_cut(spec.block, spec.layers)));
 }
 
 WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
   Parameter parameter = cut_on_rows(spec.norm, {spec.width}, runs_of(1, spec.width / spec.block, units, spec.block));
   parameter.init = Init::kOnes;
-  return add_weight(table, std::move(parameter));
+  return table.add(weight_of(table, std::move(parameter)));
 }
 
 WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
-  return add_weight(table,
-                    cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
-                                runs_of(1, spec.width / spec.block, cut.mine(), spec.block)),
-                    cut.leaf_cut(spec.block));
+  return table.add(weight_of(table,
+                             cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
+                                         runs_of(1, spec.width / spec.block, cut.mine(), spec.block)),
+                             cut.leaf_cut(spec.block)));
 }
 
 WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
-  return add_weight(table,
-                    cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
-                                   runs_of(1, spec.width / spec.block, cut.mine(), spec.block), 1),
-                    cut.leaf_cut(spec.block));
+  return table.add(weight_of(table,
+                             cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
+                                            runs_of(1, spec.width / spec.block, cut.mine(), spec.block), 1),
+                             cut.leaf_cut(spec.block)));
 }
 
 }  // namespace

@@ -112,13 +112,14 @@ void expect_column_table(std::string_view op, std::string_view name, const Tenso
   expect(op, out_name, out, out.dtype(), {out.dim(0), table.dim(0) * block});
 }
 
-void expect_backward(std::string_view op, const Tensor& tokens, const Tensor& d_out, const SampleSums& sums) {
+void expect_backward(std::string_view op, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
+                     const SampleSums& sums) {
   expect_float(op, "d_out", d_out, 2);
   expect(op, "tokens", tokens, DType::kI32, {d_out.dim(0)});
   const int64_t samples = std::ssize(sums.places);
-  check_places(op, sums.places, samples);
-  check_buffers(op, sums.buffers, buffers_needed(sums.places));
-  INVAR_CHECK(samples > 0 && d_out.dim(0) % samples == 0, "{}: {} tokens of {} samples", op, d_out.dim(0), samples);
+  check_sums(op, sums, samples);
+  INVAR_CHECK(d_out.dim(0) % samples == 0, "{}: {} tokens of {} samples", op, d_out.dim(0), samples);
+  INVAR_CHECK(samples == 1 || params.scale >= 1, "{}: samples are scaled by {}, less than 1", op, params.scale);
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ void embedding_forward(const Stream& stream, const LookupParams& params, const T
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
                         Range vocabulary, const SampleSums& sums) {
   constexpr auto kOp = "embedding_backward";
-  expect_backward(kOp, tokens, d_out, sums);
+  expect_backward(kOp, params, tokens, d_out, sums);
   for (const Tensor& d_table : sums.buffers) {
     expect(kOp, "d_table", d_table, DType::kF32, {vocabulary.size(), d_out.dim(1)});
     expect_on(kOp, stream, {&d_table});
@@ -170,7 +171,7 @@ void column_embedding_forward(const Stream& stream, const LookupParams& params, 
 void column_embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens,
                                const Tensor& d_out, int64_t block, const SampleSums& sums) {
   constexpr auto kOp = "column_embedding_backward";
-  expect_backward(kOp, tokens, d_out, sums);
+  expect_backward(kOp, params, tokens, d_out, sums);
   const Tensor& d_table = sums.buffers.front();
   for (const Tensor& buffer : sums.buffers) {
     expect_column_table(kOp, "d_table", buffer, DType::kF32, block, "d_out", d_out);

@@ -17,9 +17,12 @@ struct LookupParams {
 // sum over ranks has the bits of a plain lookup.
 void embedding_forward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& table,
                        Range vocabulary, const Tensor& out);
-// To each row of the table the terms scale · row of d_out of its tokens, ascending, each of them one fma: `sums` has
-// the gradients, buffers f32 (rows, C) where equal parts of the tokens are samples. The frozen token's row gets
-// nothing. A row that no token has stays as it is in every buffer.
+// The gradient of a table f32 (rows, C), as above, from d_out (T, C): to a row are added scale · d_out of its tokens,
+// ascending, each by one fma; the frozen token's gets nothing. sums: of one sample, or of several of T / samples tokens
+// each, whose buffers are such tables. A row that no token looks up stays as it is in every buffer; of others, what is
+// left in a buffer that was joined is undefined. Several samples need a scale of 1 or more: no sum of products that are
+// rounded to −0 is −0 then, so a row that has no token has the bits as if zeros were added to it. Error{kFault} for
+// other shapes, places or buffers.
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
                         Range vocabulary, const SampleSums& sums);
 

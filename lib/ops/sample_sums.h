@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -18,28 +19,26 @@ struct SamplePlace {
   int joins = 0;
 };
 
-// In a call of an operation that adds those of samples in turn.
+// Samples that an operation adds in one call, at most: kernels have their places by value.
 inline constexpr int64_t kMostSamples = 896;
 
-// Error{kFault} if they are others than SamplePlace says, or not of so many samples, at most kMostSamples.
-void check_places(std::string_view op, std::span<const SamplePlace> places, int64_t samples);
-
-// Buffers of sums that were begun before the samples, or that they leave: one that begins and ends among them has no
-// use for its buffer.
-int buffers_needed(std::span<const SamplePlace> places);
-
-// Error{kFault} for fewer buffers than are needed, and for more than are taken (SumProgram::kMaxDepth).
-void check_buffers(std::string_view op, std::span<const Tensor> buffers, int needed);
-
-// Where samples of equal length add, in turn, the terms of their tokens: buffers_needed(places) buffers or more.
+// Where the terms of samples are added, one sample after another.
 struct SampleSums {
-  // All tokens are one sample's, added to `sum`.
+  // There is one sample, added to `sum`. An operation that takes SampleSums takes a tensor too.
   SampleSums(const Tensor& sum) : places{{}}, buffers{sum} {}
   SampleSums(std::vector<SamplePlace> of_samples, std::vector<Tensor> sums)
       : places(std::move(of_samples)), buffers(std::move(sums)) {}
 
   std::vector<SamplePlace> places;
-  std::vector<Tensor> buffers;
+  std::vector<Tensor> buffers;  // buffers_needed(places) or more: higher ones are not used
 };
+
+// Buffers of sums that were begun before these samples, or that they leave. A sum that begins and ends among them is in
+// none.
+int buffers_needed(std::span<const SamplePlace> places);
+
+// Error{kFault}, told of operation `op`: places of so many samples, one to kMostSamples, as SamplePlace says; buffers
+// as many as they need, and no more than SumProgram::kMaxDepth.
+void check_sums(std::string_view op, const SampleSums& sums, int64_t samples);
 
 }  // namespace invar::ops

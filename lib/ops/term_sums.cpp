@@ -27,25 +27,23 @@ void sum_rows(std::span<const int64_t> rows, const float* terms, int64_t n, floa
 
 // n elements of a vector, which begin at `first` of the terms' rows and at `into` of the buffers.
 void add_columns(const TermTable::Vector& vector, const int64_t* rows, const float* terms, int64_t into, int64_t n,
-                 std::span<const SamplePlace> places, std::span<const Tensor> buffers) {
+                 const SampleSums& sums) {
   float term[kColumns];
-  cpu::SumStack sums(buffers, into, n);
-  for (const SamplePlace& place : places) {
+  cpu::SumStack stack(sums.buffers, into, n);
+  for (const SamplePlace& place : sums.places) {
     sum_rows({rows, static_cast<size_t>(vector.rows_per_sample)}, terms, n, term);
     rows += vector.rows_per_sample;
-    sums.add(place, term);
+    stack.add(place, term);
   }
-  sums.store();
+  stack.store();
 }
 
-void check_operands(const TermTable& table, const Tensor& packed, const Tensor& terms,
-                    std::span<const Tensor> buffers) {
-  INVAR_CHECK(std::ssize(table.places()) == table.samples(), "{}: {} samples without places", kOp, table.samples());
+void check_operands(const TermTable& table, const Tensor& packed, const Tensor& terms, const SampleSums& sums) {
   expect(kOp, "packed", packed, DType::kI64, {table.packed_size()});
   INVAR_CHECK(terms.dims() == 1 && terms.dtype() == DType::kF32 && terms.dim(0) >= table.terms_end(),
               "{}: terms is {}, expected f32 of {} elements or more", kOp, terms.describe(), table.terms_end());
-  check_buffers(kOp, buffers, buffers_needed(table.places()));
-  for (const Tensor& buffer : buffers) {
+  check_sums(kOp, sums, table.samples());
+  for (const Tensor& buffer : sums.buffers) {
     INVAR_CHECK(buffer.dims() == 1 && buffer.dtype() == DType::kF32 && buffer.dim(0) >= table.buffer_end(),
                 "{}: a buffer is {}, expected f32 of {} elements or more", kOp, buffer.describe(), table.buffer_end());
   }
@@ -64,35 +62,29 @@ void TermTable::add(int64_t width, int64_t into, std::span<const int64_t> rows) 
   buffer_end_ = std::max(buffer_end_, into + width);
 }
 
-void TermTable::place(std::span<const SamplePlace> places) {
-  check_places(kOp, places, samples_);
-  places_.assign(places.begin(), places.end());
-}
-
 std::vector<int64_t> TermTable::packed() const {
   std::vector<int64_t> all;
   all.reserve(static_cast<size_t>(packed_size()));
   for (const Vector& v : vectors_) all.insert(all.end(), {v.first, v.rows_per_sample, v.width, v.into});
-  for (const SamplePlace& p : places_) all.insert(all.end(), {p.buffer, p.clears ? 1 : 0, p.joins});
   all.insert(all.end(), rows_.begin(), rows_.end());
   return all;
 }
 
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const Tensor> buffers) {
-  check_operands(table, packed, terms, buffers);
-  for (const Tensor& buffer : buffers) expect_on(kOp, stream, {&buffer});
+                   const SampleSums& sums) {
+  check_operands(table, packed, terms, sums);
+  for (const Tensor& buffer : sums.buffers) expect_on(kOp, stream, {&buffer});
   if (!has_work(kOp, stream, {&packed, &terms}) || table.vectors().empty()) return;
-  if (on_cuda(stream)) return cuda::add_term_sums(stream, table, packed, terms, buffers);
+  if (on_cuda(stream)) return cuda::add_term_sums(stream, table, packed, terms, sums);
   const std::vector<TermTable::Vector>& vectors = table.vectors();
-  const auto* rows = packed.data<int64_t>() + table.rows_begin();
+  const auto* rows = packed.data<int64_t>() + TermTable::kFields * std::ssize(vectors);
   const auto* from = terms.data<float>();
   cpu::parallel_for(stream.threads(), std::ssize(vectors), table.terms_end() / std::ssize(vectors), [&](Range range) {
     for (int64_t v = range.begin; v < range.end; ++v) {
       const TermTable::Vector& vector = vectors[static_cast<size_t>(v)];
       for (int64_t begin = 0; begin < vector.width; begin += kColumns) {
         const int64_t n = std::min(kColumns, vector.width - begin);
-        add_columns(vector, rows + vector.first, from + begin, vector.into + begin, n, table.places(), buffers);
+        add_columns(vector, rows + vector.first, from + begin, vector.into + begin, n, sums);
       }
     }
   });
@@ -101,8 +93,7 @@ void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& p
 void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums) {
   INVAR_CHECK(terms.dims() > 0 && terms.dim(0) > 0 && terms.dtype() == DType::kF32, "{}: terms is {}", kTermsOp,
               terms.describe());
-  check_places(kTermsOp, sums.places, terms.dim(0));
-  check_buffers(kTermsOp, sums.buffers, buffers_needed(sums.places));
+  check_sums(kTermsOp, sums, terms.dim(0));
   const int64_t n = terms.numel() / terms.dim(0);
   for (const Tensor& buffer : sums.buffers) {
     INVAR_CHECK(buffer.dtype() == DType::kF32 && buffer.numel() == n, "{}: a buffer is {}, a term of {} elements",

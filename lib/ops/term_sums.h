@@ -22,8 +22,6 @@ class TermTable {
   // rows: the first element of each among the terms: those of the first sample in the order in which they are added,
   // those of the second, ... Error{kFault} if they are not a whole number per sample, one or more.
   void add(int64_t width, int64_t into, std::span<const int64_t> rows);
-  // Of the samples (check_places).
-  void place(std::span<const SamplePlace> places);
 
   int64_t samples() const { return samples_; }
   const std::vector<Vector>& vectors() const { return vectors_; }
@@ -32,22 +30,16 @@ class TermTable {
   int64_t terms_end() const { return terms_end_; }
   int64_t buffer_end() const { return buffer_end_; }
 
-  std::span<const SamplePlace> places() const { return places_; }
-
-  // As an operation takes it, once placed: the vectors, each as its fields, the places likewise, then the rows.
-  int64_t packed_size() const { return rows_begin() + std::ssize(rows_); }
+  // As an operation takes it: the vectors, each as its fields, then the rows.
+  int64_t packed_size() const { return kFields * std::ssize(vectors_) + std::ssize(rows_); }
   std::vector<int64_t> packed() const;
-  int64_t places_begin() const { return kFields * std::ssize(vectors_); }
-  int64_t rows_begin() const { return places_begin() + kPlaceFields * samples_; }
 
   static constexpr int64_t kFields = 4;
-  static constexpr int64_t kPlaceFields = 3;
 
  private:
   int64_t samples_;
   std::vector<Vector> vectors_;
   std::vector<int64_t> rows_;
-  std::vector<SamplePlace> places_;
   int64_t widest_ = 0;
   int64_t terms_end_ = 0;
   int64_t buffer_end_ = 0;
@@ -55,14 +47,14 @@ class TermTable {
 
 // For each vector and each sample in turn: sum = ((row 0 + row 1) + row 2) + ..., added to the vector in the sample's
 // buffer as its place says, each + one addition in fp32. terms f32 (n); packed i64: the table's, on the stream's
-// device; buffers: those that the table's places need or more (buffers_needed), f32 of one length. Error{kFault} for
-// places, rows, vectors or buffers that are not there. What is left in a buffer that was joined is undefined.
+// device; sums: of the table's samples, buffers f32 of one length. Error{kFault} for rows, vectors, places or buffers
+// that are not there. What is left of the vectors in a buffer that was joined is undefined.
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const Tensor> buffers);
+                   const SampleSums& sums);
 
 // Of each sample in turn one term, added to its buffer as its place says, each + one addition in fp32. terms f32
-// (S, ...); buffers of `sums`: f32, each of as many elements as a term. What is left in a buffer that was joined is
-// undefined.
+// (S, ...); sums: of S samples, buffers f32 of as many elements as a term. Error{kFault} for other places, buffers or
+// sizes. What is left in a buffer that was joined is undefined.
 void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums);
 
 }  // namespace invar::ops

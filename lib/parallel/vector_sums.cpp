@@ -9,17 +9,14 @@
 
 namespace invar {
 
-void VectorSums::begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length,
-                       std::span<const ops::SamplePlace> places) {
+void VectorSums::begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length) {
   if (region_ != &region || tokens_ != region.tokens() || sequence_length_ != sequence_length) {
     lay_out(region, sequence_length);
   }
   if (own_.empty()) return;
   terms_ = scratch.allocate("terms of vectors", DType::kF32, {begins_.back()});
-  packed_rows_ = scratch.allocate("rows of terms", DType::kI64, {rows_.packed_size()});
-  rows_.place(places);
-  std::vector<int64_t> packed = rows_.packed();
-  copy_across(stream, view_of(packed), packed_rows_);
+  device_rows_ = scratch.allocate("rows of terms", DType::kI64, {rows_.packed_size()});
+  copy_across(stream, view_of(packed_rows_), device_rows_);
   ops::zero(stream, part(static_cast<size_t>(region.group().rank())));
   ops::zero(stream, part(begins_.size() - 2));
 }
@@ -34,7 +31,7 @@ Tensor VectorSums::terms(WeightId id) const {
                                                      : flat.view({units, weight.rows});
 }
 
-void VectorSums::finish(const Stream& stream) {
+void VectorSums::finish(const Stream& stream, std::span<const ops::SamplePlace> places) {
   if (own_.empty()) return;
   Communicator& group = region_->group();
   const auto ranks = static_cast<size_t>(group.size());
@@ -47,9 +44,9 @@ void VectorSums::finish(const Stream& stream) {
   for (int buffer = 0; buffer < table_.gradient_buffers(); ++buffer) {
     buffers.push_back(table_.gradients(buffer, {0, table_.flat_size()}));
   }
-  ops::add_term_sums(stream, rows_, packed_rows_, terms_, buffers);
+  ops::add_term_sums(stream, rows_, device_rows_, terms_, {{places.begin(), places.end()}, std::move(buffers)});
   terms_ = Tensor();
-  packed_rows_ = Tensor();
+  device_rows_ = Tensor();
 }
 
 VectorSums::Units VectorSums::units_of(const VectorTerms& terms) const {
@@ -82,6 +79,7 @@ void VectorSums::lay_out(const TensorRegion& region, int64_t sequence_length) {
   begins_.assign(1, 0);
   for (const int64_t size : sizes) begins_.push_back(begins_.back() + size);
   place_all({begins_.begin(), begins_.end() - 1});
+  packed_rows_ = rows_.packed();
 }
 
 // next: the next free element of each part. Returns what it is afterwards.

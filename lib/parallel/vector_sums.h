@@ -20,15 +20,14 @@ class VectorSums {
 
   // For the region's tokens, whole samples. Takes from `scratch`, until finish(), the terms of all ranks (for each
   // token block, 64 in a sample, 4 bytes an element of every norm: 58 MiB of Qwen3-0.6B at 4 samples, 292 MiB of
-  // Qwen3-8B) and the table of their rows. `region` outlives that too. places: of the samples.
-  void begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length,
-             std::span<const ops::SamplePlace> places);
+  // Qwen3-8B) and the table of their rows. `region` outlives that too.
+  void begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length);
   // Where the layer adds this rank's rows, f32, zero before: (token blocks of the local tokens, width),
   // (heads held, samples, width) or (samples, width).
   Tensor terms(WeightId id) const;
   int64_t samples() const { return tokens_ / sequence_length_; }
-  // Collective over the region's group.
-  void finish(const Stream& stream);
+  // places: of the samples. Collective over the region's group.
+  void finish(const Stream& stream, std::span<const ops::SamplePlace> places);
 
  private:
   // A vector's rows: units one after another, each the row of a token block or of a sample, or the rows of a head.
@@ -56,10 +55,11 @@ class VectorSums {
   std::vector<int64_t> begins_;  // of parts of the terms: each rank's that all need; those that only this one needs
   std::map<WeightId, Own> own_;
   ops::TermTable rows_;
+  std::vector<int64_t> packed_rows_;
 
   // Of the micro-batch under way.
   Tensor terms_;
-  Tensor packed_rows_;
+  Tensor device_rows_;
 };
 
 }  // namespace invar

@@ -5,6 +5,8 @@
 #include "core/integer.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
+#include "ops/term_sums.h"
+#include "ops/tree_sum.h"
 #include "parallel/tree_collectives.h"
 
 namespace invar {
@@ -21,19 +23,15 @@ struct LookupRun {
 
 std::vector<LookupRun> lookup_runs(std::span<const WorkerOrder::Place> places) {
   std::vector<LookupRun> runs;
-  int lowest = ops::SumProgram::kMaxDepth;  // of the sums that began in the run
+  int lowest = ops::SumProgram::kMaxDepth;  // of the buffers whose sums began here; those below have earlier ones
   for (const WorkerOrder::Place& place : places) {
-    if (runs.empty() || runs.back().joins > 0) {
-      runs.emplace_back();
-      lowest = ops::SumProgram::kMaxDepth;
-    }
+    if (runs.empty() || runs.back().joins > 0) runs.emplace_back();
     LookupRun& run = runs.back();
     if (place.clears) lowest = std::min(lowest, place.buffer);
     const int joins = std::clamp(place.buffer - lowest + 1, 0, place.joins);
     run.places.push_back({place.buffer, place.clears, joins});
     run.top = place.buffer - joins;
     run.joins = place.joins - joins;
-    if (run.top < lowest) lowest = ops::SumProgram::kMaxDepth;
     run.begun = {std::min(lowest, run.top + 1), run.top + 1};
   }
   return runs;
@@ -43,25 +41,27 @@ std::vector<LookupRun> lookup_runs(std::span<const WorkerOrder::Place> places) {
 
 void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch,
                                         const Samples& samples) {
+  INVAR_CHECK(table_.gradient_buffers() >= samples.order.kept(), "{} gradient buffers of {}", table_.gradient_buffers(),
+              samples.order.kept());
   samples_.emplace(samples);
   held_back_.clear();
   spares_.clear();
   spares_of_.reset();
   int64_t largest = 0;
   for (const Weight& weight : table_.weights()) {
-    if (!weight.terms && !weight.lookups_only) largest = std::max(largest, weight.elements().size());
+    if (!weight.lookups_only) largest = std::max(largest, weight.elements().size());
   }
   for (int buffer = table_.gradient_buffers(); buffer < samples.order.sums(); ++buffer) {
     spares_.push_back(scratch.allocate("sum of samples", DType::kF32, {largest}));
   }
-  const int64_t count = region.tokens() / samples.sequence_length;
-  vector_sums_.begin(stream, region, scratch, samples.sequence_length,
-                     samples.order.of({samples.first, samples.first + count}, LeafKind::kAddable));
+  vector_sums_.begin(stream, region, scratch, samples.sequence_length);
 }
 
 void ResidentWeights::end_micro_batch(const Stream& stream) {
   INVAR_CHECK(!spares_of_, "a sum of '{}' is unfinished", table_.weight(spares_of_->id).name);
-  vector_sums_.finish(stream);
+  spares_.clear();
+  const int64_t samples = vector_sums_.samples();
+  vector_sums_.finish(stream, samples_->order.of({samples_->first, samples_->first + samples}, LeafKind::kAddable));
   for (const WeightId id : held_back_) {
     if (listener_.gradient_done) listener_.gradient_done(id);
   }
@@ -76,12 +76,15 @@ Tensor ResidentWeights::vector_gradient(WeightId id) {
 void ResidentWeights::accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens,
                                          const AddLookups& add) {
   if (!samples_) return add(tokens, table_.weight(use.id).gradient);
+  INVAR_CHECK((tokens == Range{0, vector_sums_.samples() * samples_->sequence_length}),
+              "'{}': lookups by tokens {} to {} of a micro-batch of {} samples of {}", table_.weight(use.id).name,
+              tokens.begin, tokens.end, vector_sums_.samples(), samples_->sequence_length);
   const std::vector<Tensor> buffers = kept_buffers(use);
-  Range part{tokens.begin, tokens.begin};
+  Range part{0, 0};
   for (LookupRun& run : lookup_runs(places_of(tokens, LeafKind::kOwnBuffer))) {
     part = {part.end, part.end + std::ssize(run.places) * samples_->sequence_length};
     for (int64_t buffer = run.begun.begin; buffer < run.begun.end; ++buffer) {
-      ops::zero(stream, buffers[static_cast<size_t>(buffer)]);
+      ops::zero(stream, buffers.at(static_cast<size_t>(buffer)));
     }
     add(part, {std::move(run.places), buffers});
     join_buffers(stream, buffers, run.top, run.joins);

@@ -19,8 +19,9 @@ class WeightProvider {
   // Where a layer adds a vector's gradient of the micro-batch: in any order that of the step, in fixed order the rows
   // of terms that it is a sum of (Weight::terms).
   virtual Tensor vector_gradient(WeightId id) = 0;
-  // Adds the gradient of lookups of rows by these tokens, in fixed order whole samples, all of a micro-batch's once: by
-  // calls add(part, sums) for parts of them, ascending, each of which adds those of its part (ops::embedding_backward).
+  // Adds the gradient of lookups of rows by these tokens, by calls add(part, sums) for parts of them, ascending, each
+  // of which adds those of its part (ops::embedding_backward). In any order there is one part; in fixed order the
+  // tokens are the whole micro-batch, else Error{kFault}, and parts are whole samples.
   using AddLookups = std::function<void(Range tokens, const ops::SampleSums& sums)>;
   virtual void accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens, const AddLookups& add) = 0;
   // Adds aᵀ · b, where a (T, the weight's rows) and b (T, columns) are of these T tokens; of a weight without `terms`.

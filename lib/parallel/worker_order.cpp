@@ -49,6 +49,7 @@ LeafProgram program_of(int64_t workers, int64_t batch, Range samples) {
 
 // What is left after each micro-batch.
 int kept_of(std::span<const WorkerOrder::Place> places, int64_t micro_batch) {
+  INVAR_CHECK(!places.empty() && micro_batch > 0, "{} samples in micro-batches of {}", places.size(), micro_batch);
   int kept = 0;
   for (int64_t end = micro_batch;; end += micro_batch) {
     const auto& last = places[static_cast<size_t>(std::min(end, std::ssize(places)) - 1)];
@@ -59,8 +60,9 @@ int kept_of(std::span<const WorkerOrder::Place> places, int64_t micro_batch) {
 
 }  // namespace
 
-int kept_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch) {
-  return kept_of(places_of(program_of(workers, batch, samples), workers, batch, LeafKind::kOwnBuffer), micro_batch);
+SumCounts count_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch) {
+  const LeafProgram program = program_of(workers, batch, samples);
+  return {kept_of(places_of(program, workers, batch, LeafKind::kOwnBuffer), micro_batch), program.buffers};
 }
 
 WorkerOrder::WorkerOrder(int64_t workers, int64_t batch, std::span<const Range> samples, int data_rank,

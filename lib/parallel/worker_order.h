@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <span>
 #include <vector>
 
@@ -32,7 +33,7 @@ class WorkerOrder {
   // At once, at most: a place's buffer is below it.
   int sums() const { return program_.buffers; }
   // Buffers whose sums a micro-batch may leave to the next one, or to the end. Sums in those above begin and end within
-  // a micro-batch.
+  // a micro-batch. (A worker's only sample, added at once, is where its sibling's sum would be after the join.)
   int kept() const { return kept_; }
   // Who has which sums at the end of the step, in its first buffers.
   const TreePlan& plan() const { return plan_; }
@@ -44,7 +45,12 @@ class WorkerOrder {
   int kept_;
 };
 
-// WorkerOrder::kept() of a rank with these samples of the batch.
-int kept_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch);
+// WorkerOrder::kept() and sums() of a rank with these samples of the batch, whole workers' as the class says.
+struct SumCounts {
+  int kept = 0;
+  int sums = 0;
+  auto operator<=>(const SumCounts&) const = default;
+};
+SumCounts count_sums(int64_t workers, int64_t batch, Range samples, int64_t micro_batch);
 
 }  // namespace invar

@@ -6,6 +6,7 @@
 
 #include "checkpoint/hf_weights.h"
 #include "config/resolved.h"
+#include "config/validation.h"
 #include "device/device.h"
 #include "ops/block_hashes.h"
 #include "ops/elementwise.h"
@@ -24,7 +25,7 @@ Stream with_numerics(const Config& config, Stream stream) {
 std::optional<WorkerOrder> order_of(const std::optional<NumericsContract>& contract, const Config& config,
                                     const ProcessGroups& groups) {
   if (!contract) return std::nullopt;
-  static_assert(kMostSamples <= ops::kMostSamples);
+  static_assert(kMostMicroBatch == ops::kMostSamples);
   const int64_t batch = global_batch_size(config, groups.world->size());
   std::vector<Range> samples;
   for (int replica = 0; replica < groups.topology.data; ++replica) {

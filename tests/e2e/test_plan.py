@@ -28,6 +28,13 @@ class Plan(JobTest):
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         return invar_job.Outcome(done.returncode, done.stdout, done.stderr, 0)
 
+    def memory_of_first_rank(self, config, world, *overrides):
+        """MiB by kind."""
+        outcome = self.plan(config, world, *overrides)
+        self.assertEqual(outcome.code, 0, outcome)
+        kinds, row = re.search(r"^rank +(.*) total +holds$\n +0 +(.*)$", outcome.stdout, re.M).groups()
+        return dict(zip(kinds.split(), map(float, row.split())))
+
     def test_every_config(self):
         configs = sorted((ROOT / "configs").glob("*.yaml"))
         self.assertGreaterEqual(len(configs), len(self.PARAMETERS) + 1)
@@ -112,6 +119,11 @@ class Plan(JobTest):
             self.assertIn(f"gradient buffers in use: at most {buffers} a data rank",
                           self.plan(config, 12, f"train.micro_batch_size={micro_batch}", *others, *layout, invariant,
                                     "numerics.workers=16").stdout)
+        gradients = {micro_batch: self.memory_of_first_rank(config, 1, f"train.micro_batch_size={micro_batch}", *others,
+                                                            "parallel.tensor=1", "parallel.sequence=false", invariant,
+                                                            "numerics.workers=16")["gradients"]
+                     for micro_batch in (4, 64)}
+        self.assertAlmostEqual(gradients[4], 4 * gradients[64], delta=1)
         self.assertIn("parallel.tensor 1, 2, 4 or 8, or with uneven 1, 2, 3, 4, 5, 6, 7 or 8; parallel.data 1, 2, 4, 8 or 16\n",
                       outcome.stdout)
         contract = re.search(r"^numerics contract ([0-9a-f]{16}): version 2, precision bf16, arithmetic fma-chain, leaves 8, "
@@ -130,6 +142,23 @@ class Plan(JobTest):
         other = self.plan(config, 12, *recipe, *layout, invariant).stdout
         self.assertIn("workers 8,", other)
         self.assertNotIn(contract[1], other)
+
+    def test_spares_of_sums(self):
+        recipe = ["device=cpu", "train.sequence_length=1024", "train.micro_batch_size=8", "train.global_batch_size=8",
+                  "numerics.precision=bf16", "parallel.tensor=1", "parallel.sequence=false"]
+        invariant = ["numerics.reduction=invariant", "numerics.workers=8"]
+        config = ROOT / "configs" / "gemma4_e2b.yaml"
+        with_spares = self.memory_of_first_rank(config, 1, *recipe, *invariant)
+        self.assertAlmostEqual(with_spares["gradients"], self.memory_of_first_rank(config, 1, *recipe)["gradients"]
+                               + 4 * 262144 * 1536 / 2**20, delta=1)  # the second term of the vocabulary table
+        # Three of the vocabulary table, which has products, not of the table of per-layer inputs, 8960 MiB.
+        without = self.memory_of_first_rank(config, 1, *recipe, invariant[0], "numerics.workers=1")
+        self.assertAlmostEqual(with_spares["scratch"] - without["scratch"], 3 * 4 * 262144 * 1536 / 2**20, delta=200)
+        # Three ranks of three workers keep two sums each; the last one has three at once, so a spare, and is shown.
+        config = ROOT / "configs" / "qwen3_0.6b.yaml"
+        shown = self.memory_of_first_rank(config, 3, *recipe[:2], "train.micro_batch_size=6", "train.global_batch_size=18",
+                                          *recipe[4:], "parallel.data=3", invariant[0], "numerics.workers=9")
+        self.assertGreater(shown["scratch"], 1400)  # 1086 without
 
     def test_nonuniform_replicas(self):
         config = ROOT / "configs" / "qwen3_0.6b.yaml"

@@ -97,7 +97,7 @@ TEST_CASE("embedding_backward of samples on the GPU has the CPU's bits, in the r
                                                                                        {896, 0, 3, 40, 16},
                                                                                        {895, 127, 3, 40, 16}}));
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
-  const LookupParams params{0.7f, GENERATE(-1, 3)};
+  const LookupParams params{1.7f, GENERATE(-1, 3)};
   const int64_t blocks = GENERATE(1, 4);  // of columns; 1: a plain table
   CAPTURE(samples, first, length, vocabulary_size, width, name_of(dtype), params.frozen_token, blocks);
   std::vector<SamplePlace> places = tree_places(samples);

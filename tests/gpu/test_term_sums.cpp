@@ -25,8 +25,8 @@ TEST_CASE("add_term_sums on the GPU gives the CPU's bits, in the buffers that it
     device_buffers.push_back(actual.emplace_back(expected.back()));
   }
   for (const HostTensor& buffer : expected) buffers.push_back(buffer);
-  add_term_sums(kCpu, sums.table, rows, terms, buffers);
-  add_term_sums(gpu(), sums.table, device_rows, device_terms, device_buffers);
+  add_term_sums(kCpu, sums.table, rows, terms, {sums.places, buffers});
+  add_term_sums(gpu(), sums.table, device_rows, device_terms, {sums.places, device_buffers});
   auto next = actual.begin();
   for (const HostTensor& buffer : expected) CHECK((next++)->host().same_bits(buffer));
 }

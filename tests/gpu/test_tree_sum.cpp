@@ -20,7 +20,7 @@ SumProgram program_of(int terms, int depth) {
 TEST_CASE("tree_sum on the GPU gives the CPU's bits") {
   const DType dtype = GENERATE(DType::kF32, DType::kBF16);
   const int64_t n = GENERATE(0, 1, 3, 8, 1000, 1024, 4099);
-  // The stack is of 4, 8 or more registers.
+  // The stack is of 2, 4, 8 or more registers.
   const int depth = GENERATE(1, 2, 4, 5, 8, 9, SumProgram::kMaxDepth);
   const int terms = depth + GENERATE(0, 2, 3);  // 2 or 4 are read at once
   const HostTensor from = random_tensor(DType::kF32, {terms, n}, 1);

@@ -146,7 +146,6 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t element = mine ? blocks.at(row, c) : 0;  // what others read there is of no use
   const auto buffers = [&](int buffer) { return sums.buffers[buffer] + element; };
   SumStack<N, kDepth> stack;
-  stack.held = 0;
   stack.begin(sums.places[0], buffers);
   const int length = count / sums.samples;
   int sample = 0, end = length;
@@ -193,6 +192,8 @@ __global__ void __launch_bounds__(kThreads)
   while (sample < sums.samples) next_sample();
   if (mine) stack.store(buffers);
 }
+
+static_assert(sizeof(Blocks) + sizeof(Sorted) + sizeof(PackedSums) + 64 <= kParameterBytes);
 
 template <class T>
 void backward(const Stream& stream, std::string_view op, const Blocks& blocks, const LookupParams& params,

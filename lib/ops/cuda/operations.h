@@ -100,7 +100,7 @@ void per_layer_input_backward(const Stream& stream, const PerLayerInputParams& p
 // depth: the most values on the program's stack.
 void tree_sum(const Stream& stream, const SumProgram& program, int depth, const Tensor& terms, const Tensor& out);
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const Tensor> buffers);
+                   const SampleSums& sums);
 void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums);
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);

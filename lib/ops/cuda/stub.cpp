@@ -143,7 +143,7 @@ void add_block_hashes(const Stream&, const Tensor&, std::span<const HashedRows>,
 Proofs proofs(const Stream&) {
   refuse();
 }
-void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, std::span<const Tensor>) {
+void add_term_sums(const Stream&, const TermTable&, const Tensor&, const Tensor&, const SampleSums&) {
   refuse();
 }
 void add_terms(const Stream&, const Tensor&, const SampleSums&) {

@@ -9,6 +9,9 @@
 
 namespace invar::ops::cuda {
 
+// Of a kernel's parameters, before CUDA 12.1.
+inline constexpr size_t kParameterBytes = 4096;
+
 // SampleSums as a kernel takes them, by value.
 struct PackedSums {
   struct Place {
@@ -30,8 +33,7 @@ struct PackedSums {
 };
 
 // The sums that samples change, in registers, the top first, until they are stored. For each sample in turn: begin(),
-// its terms added to top(), finish(). buffers(b): where the elements lie in buffer b. All threads of a warp take the
-// same steps.
+// its terms added to top(), finish(). buffers(b): where the elements lie in buffer b.
 template <int N, int kDepth>
 struct SumStack {
   using Sum = Pack<float, N>;
@@ -75,8 +77,8 @@ struct SumStack {
   }
 
   Sum sums[kDepth];
-  int held;    // of them; zero before the first sample
-  int buffer;  // the top's
+  int held = 0;    // of them
+  int buffer = 0;  // the top's
 };
 
 // The most sums that samples hold at once.

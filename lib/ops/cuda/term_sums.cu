@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "core/integer.h"
 #include "device/cuda/cuda_stream.h"
 #include "ops/cuda/elementwise.cuh"
@@ -15,34 +13,30 @@ static_assert(sizeof(TermTable::Vector) == TermTable::kFields * sizeof(int64_t))
 
 struct Call {
   const TermTable::Vector* vectors;
-  const int64_t* places;
   const int64_t* rows;
   const float* terms;
-  int64_t samples;
-  float* buffers[SumProgram::kMaxDepth];
+  PackedSums sums;
 };
+static_assert(sizeof(Call) <= kParameterBytes);
 
 // A thread has one element of a vector, blockIdx.y, through all samples.
+template <int kDepth>
 __global__ void __launch_bounds__(kThreads) term_sums_kernel(const __grid_constant__ Call call) {
   const TermTable::Vector vector = call.vectors[blockIdx.y];
   const int64_t element = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (element >= vector.width) return;
-  const auto buffers = [&](int buffer) { return call.buffers[buffer] + vector.into + element; };
+  const auto buffers = [&](int buffer) { return call.sums.buffers[buffer] + vector.into + element; };
   const int64_t* rows = call.rows + vector.first;
-  const int64_t* place = call.places;
   const float* terms = call.terms + element;
-  SumStack<1, SumProgram::kMaxDepth> stack;
-  stack.held = 0;
-  for (int64_t sample = 0; sample < call.samples; ++sample) {
+  SumStack<1, kDepth> stack;
+  for (int sample = 0; sample < call.sums.samples; ++sample) {
     float sum = terms[rows[0]];
 #pragma unroll 8
     for (int64_t row = 1; row < vector.rows_per_sample; ++row) sum = __fadd_rn(sum, terms[rows[row]]);
-    const SamplePlace at{static_cast<int>(place[0]), place[1] != 0, static_cast<int>(place[2])};
-    stack.begin(at, buffers);
+    stack.begin(call.sums.places[sample], buffers);
     stack.add_to(stack.top(), {{sum}});
-    stack.finish(at, buffers);
+    stack.finish(call.sums.places[sample], buffers);
     rows += vector.rows_per_sample;
-    place += TermTable::kPlaceFields;
   }
   stack.store(buffers);
 }
@@ -54,7 +48,6 @@ struct AddTerms {
 
   __device__ void read(int64_t i, Values& stack) const {
     const int64_t element = begin + i * N;
-    stack.held = 0;
     for (int begun = 0; begun < sums.samples; begun += kBatch) {
       Pack<float, N> batch[kBatch];
 #pragma unroll
@@ -82,6 +75,7 @@ struct AddTerms {
   int64_t n, begin;
   PackedSums sums;
 };
+static_assert(sizeof(AddTerms<1, 1>) <= kParameterBytes);
 
 }  // namespace
 
@@ -98,18 +92,16 @@ void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums
 }
 
 void add_term_sums(const Stream& stream, const TermTable& table, const Tensor& packed, const Tensor& terms,
-                   std::span<const Tensor> buffers) {
+                   const SampleSums& sums) {
   const auto* entries = packed.data<int64_t>();
-  Call call{reinterpret_cast<const TermTable::Vector*>(entries),
-            entries + table.places_begin(),
-            entries + table.rows_begin(),
-            terms.data<float>(),
-            table.samples(),
-            {}};
-  for (size_t buffer = 0; buffer < buffers.size(); ++buffer) call.buffers[buffer] = buffers[buffer].data<float>();
-  const dim3 grid(static_cast<unsigned>(ceil_div(table.widest(), kThreads)),
-                  static_cast<unsigned>(table.vectors().size()));
-  term_sums_kernel<<<grid, kThreads, 0, cuda_handle(stream)>>>(call);
+  const int64_t vectors = std::ssize(table.vectors());
+  const Call call{reinterpret_cast<const TermTable::Vector*>(entries),
+                  entries + TermTable::kFields * vectors,
+                  terms.data<float>(),
+                  {sums.places, sums.buffers}};
+  const dim3 grid(static_cast<unsigned>(ceil_div(table.widest(), kThreads)), static_cast<unsigned>(vectors));
+  with_depth(sums.places,
+             [&](auto depth) { term_sums_kernel<depth()><<<grid, kThreads, 0, cuda_handle(stream)>>>(call); });
   check_launch("add_term_sums");
 }
 

@@ -46,7 +46,6 @@ inline TermSumsCase term_sums_case(int64_t samples) {
     if (!ends) place.joins = 0;
     sums.places.push_back(place);
   }
-  sums.table.place(sums.places);
   return sums;
 }
 

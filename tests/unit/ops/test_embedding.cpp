@@ -125,7 +125,7 @@ TEST_CASE("embedding_backward of samples adds each one's tokens as its place say
       {{0, false, 0}, {1, true, 0}, {2, true, 1}, {2, true, 0}, {3, true, 2}, {1, false, 0}, {2, true, 1}},
       {{2, false, 2}},
   }));
-  const LookupParams params{0.7f, 4};
+  const LookupParams params{1.7f, 4};
   HostTensor tokens(DType::kI32, {count});
   for (size_t t = 0; t < tokens.size(); ++t) tokens.set(t, static_cast<double>(t * t % 7));  // 0, 1, 2, 4 of 11
   const HostTensor d_out = random_tensor(dtype, {count, width}, 2);
@@ -146,7 +146,7 @@ TEST_CASE("embedding_backward of samples adds each one's tokens as its place say
         for (; t < static_cast<int64_t>(sample + 1) * count / std::ssize(places); ++t) {
           if (static_cast<int>(tokens[static_cast<size_t>(t)]) != row) continue;
           at(place.buffer) =
-              std::fma(0.7f, static_cast<float>(d_out[static_cast<size_t>(t * width + c)]), at(place.buffer));
+              std::fma(1.7f, static_cast<float>(d_out[static_cast<size_t>(t * width + c)]), at(place.buffer));
         }
         for (int join = 0; join < place.joins; ++join) at(place.buffer - join - 1) += at(place.buffer - join);
       }
@@ -228,11 +228,18 @@ TEST_CASE("embedding of no tokens, on meta, and of wrong operands") {
   };
   CHECK(contains(refused(bf16.tensor()), "d_table is bf16"));
   CHECK(contains(refused({{{}, {}}, {table}}), "embedding_backward: 3 tokens of 2 samples"));
-  CHECK(contains(refused({{}, {table}}), "3 tokens of 0 samples"));
+  const SampleSums three({{}, {}, {}}, {table});  // a product could be rounded to −0
+  embedding_backward(kCpu, {1.0f}, tokens, out, {0, 5}, three);
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              embedding_backward(kCpu, {0.9f}, tokens, out, {0, 5}, three);
+                            }),
+                 "samples are scaled by 0.9"));
+  CHECK(contains(refused({{}, {table}}), "0 places of 0 samples"));
   CHECK(contains(refused({std::vector<SamplePlace>(897), {table}}), "897 places of 897 samples, at most 896"));
   CHECK(contains(refused({{{1, true, 0}}, {table}}), "1 buffers, 2 are needed"));
   CHECK(contains(refused({{{0, true, 0}}, {table, bf16}}), "d_table is bf16"));
-  CHECK(contains(refused({{{0, true, 0}}, {meta(table)}}), "on meta, but the stream is on cpu"));
+  CHECK(contains(refused({{{0, true, 0}}, {table, meta(table)}}), "on meta, but the stream is on cpu"));
 }
 
 }  // namespace

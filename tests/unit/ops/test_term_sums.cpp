@@ -56,7 +56,7 @@ TEST_CASE("add_term_sums adds samples' sums of rows, in the order of rows and pl
     }
     add_naively(sums, terms, expected_buffers);
     actual_buffers.resize(static_cast<size_t>(needed));
-    add_term_sums(Stream(DeviceType::kCpu, threads), sums.table, rows, terms, actual_buffers);
+    add_term_sums(Stream(DeviceType::kCpu, threads), sums.table, rows, terms, {sums.places, actual_buffers});
     for (size_t buffer = 0; buffer < actual_buffers.size(); ++buffer) {
       CHECK(actual[buffer].same_bits(expected[buffer]));
     }
@@ -125,9 +125,8 @@ struct Small {
   float sum(std::vector<float> terms, const std::vector<SamplePlace>& places, float before = 5) {
     std::vector<float> first = {7, before, 7}, second = {7, 9, 7};
     const std::vector<Tensor> buffers = {view_of(first), view_of(second)};
-    table.place(places);
     std::vector<int64_t> packed = table.packed();
-    add_term_sums(kCpu, table, view_of(packed), view_of(terms), buffers);
+    add_term_sums(kCpu, table, view_of(packed), view_of(terms), {places, buffers});
     CHECK((first[0] == 7 && first[2] == 7 && second[0] == 7 && second[2] == 7));
     return first[1];
   }
@@ -166,43 +165,36 @@ TEST_CASE("add_term_sums of nothing, on meta, and of wrong operands") {
   const std::vector<SamplePlace> places = {{0, true, 0}, {0, false, 0}};
   std::vector<int64_t> none;
   const std::vector<Tensor> one = {buffer};
-  TermTable empty(2);
-  empty.place(places);
-  std::vector<int64_t> of_empty = empty.packed();
-  add_term_sums(kCpu, empty, view_of(of_empty), terms, one);
+  add_term_sums(kCpu, TermTable(2), Tensor(none.data(), DType::kI64, DeviceType::kCpu, {0}), terms, {places, one});
 
   Small small({0, 1, 2, 7});
-  small.table.place(places);
   std::vector<int64_t> entries = small.table.packed();
   const Tensor packed = view_of(entries);
   const auto on_meta = [](const Tensor& x) { return Tensor(nullptr, x.dtype(), DeviceType::kMeta, x.shape()); };
   const std::vector<Tensor> meta = {on_meta(buffer)};
-  add_term_sums(kMeta, small.table, on_meta(packed), on_meta(terms), meta);
+  add_term_sums(kMeta, small.table, on_meta(packed), on_meta(terms), {places, meta});
 
-  const auto refused = [&](const TermTable& table, const Tensor& rows, const Tensor& of,
+  const auto refused = [&](const Tensor& rows, const Tensor& of, const std::vector<SamplePlace>& at,
                            const std::vector<Tensor>& into) {
-    return message_of(ErrorKind::kFault, [&] { add_term_sums(kCpu, table, rows, of, into); });
+    return message_of(ErrorKind::kFault, [&] { add_term_sums(kCpu, small.table, rows, of, {at, into}); });
   };
-  const TermTable& table = small.table;
-  CHECK(contains(refused(TermTable(2), packed, terms, one), "2 samples without places"));
-  CHECK(contains(refused(table, packed.rows(1, 14), terms, one), "packed is i64 (13), expected i64 (14)"));
-  CHECK(contains(refused(table, packed, terms.tensor().rows(0, 7), one),
+  CHECK(contains(refused(packed.rows(1, 8), terms, places, one), "packed is i64 (7), expected i64 (8)"));
+  CHECK(contains(refused(packed, terms.tensor().rows(0, 7), places, one),
                  "terms is f32 (7), expected f32 of 8 elements or more"));
-  CHECK(contains(refused(table, packed, terms, {}), "0 buffers, 1 are needed, at most 24 taken"));
-  CHECK(contains(refused(table, packed, terms, std::vector<Tensor>(25, buffer)),
+  CHECK(contains(refused(packed, terms, {{0, true, 0}}, one), "1 places of 2 samples"));
+  CHECK(contains(refused(packed, terms, places, {}), "0 buffers, 1 are needed, at most 24 taken"));
+  CHECK(contains(refused(packed, terms, {{0, false, 0}, {1, true, 0}}, one), "1 buffers, 2 are needed"));
+  CHECK(contains(refused(packed, terms, places, std::vector<Tensor>(25, buffer)),
                  "25 buffers, 1 are needed, at most 24 taken"));
-  CHECK(contains(refused(table, packed, terms, {buffer.tensor().rows(0, 1)}),
+  CHECK(contains(refused(packed, terms, places, {buffer.tensor().rows(0, 1)}),
                  "a buffer is f32 (1), expected f32 of 2 elements or more"));
-  CHECK(contains(refused(table, packed, terms, {doubles}), "a buffer is f64 (4)"));
-  CHECK(contains(refused(table, packed, terms, meta), "on meta, but the stream is on cpu"));
-
-  const auto not_placed = [&](const std::vector<SamplePlace>& at) {
-    return message_of(ErrorKind::kFault, [&] { small.table.place(at); });
-  };
-  CHECK(contains(not_placed({{0, true, 0}}), "1 places of 2 samples"));
-  CHECK(contains(not_placed({{0, true, 1}, {0, true, 0}}), "1 joins from buffer 0 of 24"));
-  CHECK(contains(not_placed({{0, true, 0}, {24, true, 0}}), "0 joins from buffer 24 of 24"));
-  CHECK(contains(not_placed({{0, true, 0}, {0, true, 0}}), "a sample clears buffer 0 after one in buffer 0"));
+  CHECK(contains(refused(packed, terms, places, {doubles}), "a buffer is f64 (4)"));
+  CHECK(contains(refused(packed, terms, places, {buffer, on_meta(buffer)}), "on meta, but the stream is on cpu"));
+  CHECK(contains(refused(packed, terms, {{0, true, 1}, {0, true, 0}}, one), "1 joins from buffer 0 of 24"));
+  CHECK(contains(refused(packed, terms, {{0, true, -1}, {1, false, 0}}, one), "-1 joins from buffer 0 of 24"));
+  CHECK(contains(refused(packed, terms, {{0, true, 0}, {24, true, 0}}, one), "0 joins from buffer 24 of 24"));
+  CHECK(contains(refused(packed, terms, {{0, true, 0}, {0, true, 0}}, one),
+                 "a sample clears buffer 0 after one in buffer 0"));
 
   TermTable rows(2);
   const std::vector<int64_t> three = {0, 1, 2}, before = {0, -1};

@@ -32,8 +32,9 @@ struct Gradients {
         elements(table.weight(use.id).elements().size()),
         values(wide_values(count * (elements / rows), static_cast<unsigned>(10 * use.id + use.term))) {
     std::mt19937 generator(static_cast<unsigned>(100 + 10 * use.id + use.term));
-    for (int64_t i = 0; i < count; ++i)
+    for (int64_t i = 0; i < count; ++i) {
       tokens.push_back(static_cast<int32_t>(generator() % static_cast<unsigned>(rows)));
+    }
   }
 
   void add(Range part, const ops::SampleSums& sums) {

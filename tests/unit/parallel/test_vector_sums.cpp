@@ -221,8 +221,7 @@ TEST_CASE("vectors' terms are gathered once in a micro-batch, and only those tha
     VectorSums sums(model.table);
     CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { (void)sums.terms(0); }),
                          "terms of 'norm' outside of a micro-batch"));
-    const std::vector<ops::SamplePlace> places = {{0, true, 0}, {0, false, 0}};
-    sums.begin(meta, model.region, model.scratch, kSequence, places);
+    sums.begin(meta, model.region, model.scratch, kSequence);
     const auto shape = [&](WeightId id) {
       const Tensor terms = sums.terms(id);
       return std::vector<int64_t>(terms.shape().begin(), terms.shape().end());
@@ -231,7 +230,8 @@ TEST_CASE("vectors' terms are gathered once in a micro-batch, and only those tha
     CHECK(shape(1) == std::vector<int64_t>{2, 2, 6});
     CHECK(shape(2) == std::vector<int64_t>{1, 2, 6});  // a copy of the first head
     CHECK(shape(4) == std::vector<int64_t>{2, 4});
-    sums.finish(meta);
+    const std::vector<ops::SamplePlace> places = {{0, true, 0}, {0, false, 0}};
+    sums.finish(meta, places);
     REQUIRE(traffic.size() == 1);
     CHECK(traffic["tensor all_gather"].calls == 1);
     // In units of 64 elements the ranks give 2, 1 and 2 of heads and 7, 5 and 5 of token blocks; a ring passes on all

@@ -151,6 +151,7 @@ std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch
     int64_t spares = 0;
     for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
       spares = rank.begin(order, begin);
+      CHECK(spares == (order.sums() - order.kept()) * 256);
       for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
         const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
         const int64_t first = (kBatch * index / data + begin) * kSequence;
@@ -252,6 +253,26 @@ TEST_CASE("fixed order: a sum that no micro-batch leaves is finished before othe
   add(tied.second, 5, 6);
   add(tied.first, 3, 6);
   rank.weights.end_micro_batch(kCpu);
+}
+
+TEST_CASE("fixed order: lookups of a part of a micro-batch, and a table of too few buffers, are refused") {
+  const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, 6);
+  const Tied tied(order);
+  Rank rank(tied.table, 6);
+  rank.begin(order, 0);
+  for (const Range tokens : {Range{0, 2}, Range{0, 5 * kSequence}, Range{kSequence, 6 * kSequence}, Range{0, 0}}) {
+    CHECK(test::contains(test::message_of(ErrorKind::kFault,
+                                          [&] {
+                                            rank.weights.accumulate_lookups(
+                                                kCpu, tied.first, tokens,
+                                                [](Range, const ops::SampleSums&) { FAIL(); });
+                                          }),
+                         "of a micro-batch of 6 samples of 4"));
+  }
+  const WorkerOrder one_by_one = test::equal_order(kWorkers, kBatch, 1, 0, 1);
+  REQUIRE(one_by_one.kept() > order.kept());
+  CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { rank.begin(one_by_one, 0); }),
+                       "1 gradient buffers of 3"));
 }
 
 TEST_CASE("fixed order: spares are as large as the largest weight with products") {
