@@ -12,7 +12,7 @@ namespace invar::app {
 void print_invariant(const Config& config, const Topology& grid, DeviceType device);
 
 // Of these replicas the first with the most sums of samples: those that outlive a micro-batch, then those at once. With
-// fast numerics, the first.
+// fast numerics, the first. Not always the one with the most memory: spares of a large vocabulary count for less here.
 int fullest_data_rank(const Config& config, const Topology& grid, std::span<const int> replicas);
 
 }  // namespace invar::app

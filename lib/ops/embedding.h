@@ -20,9 +20,9 @@ void embedding_forward(const Stream& stream, const LookupParams& params, const T
 // The gradient of a table f32 (rows, C), as above, from d_out (T, C): to a row are added scale · d_out of its tokens,
 // ascending, each by one fma; the frozen token's gets nothing. sums: of one sample, or of several of T / samples tokens
 // each, whose buffers are such tables. A row that no token looks up stays as it is in every buffer; of others, what is
-// left in a buffer that was joined is undefined. Several samples need a scale of 1 or more: no sum of products that are
-// rounded to −0 is −0 then, so a row that has no token has the bits as if zeros were added to it. Error{kFault} for
-// other shapes, places or buffers.
+// left in a buffer that was joined is undefined. Samples, but for a single one that is added to one sum, need a scale
+// of 1 or more: then no product rounds to zero, so that no sum that began at +0 is −0, and rows without tokens have the
+// bits that added zeros would give. Error{kFault} for other shapes, places, buffers or scales.
 void embedding_backward(const Stream& stream, const LookupParams& params, const Tensor& tokens, const Tensor& d_out,
                         Range vocabulary, const SampleSums& sums);
 

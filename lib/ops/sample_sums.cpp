@@ -27,9 +27,9 @@ void check_sums(std::string_view op, const SampleSums& sums, int64_t samples) {
                 place.clears ? "clears" : "adds to", place.buffer, last);
   }
   const int needed = buffers_needed(places);
-  INVAR_CHECK(
-      needed <= std::ssize(sums.buffers) && std::ssize(sums.buffers) <= SumProgram::kMaxDepth && !sums.buffers.empty(),
-      "{}: {} buffers, {} are needed, at most {} taken", op, sums.buffers.size(), needed, SumProgram::kMaxDepth);
+  INVAR_CHECK(needed <= std::ssize(sums.buffers) && std::ssize(sums.buffers) <= SumProgram::kMaxDepth,
+              "{}: {} buffers, {} are needed, at most {} taken", op, sums.buffers.size(), needed,
+              SumProgram::kMaxDepth);
 }
 
 }  // namespace invar::ops

@@ -74,7 +74,7 @@ struct Weight {
   int users = 1;                            // layers that add to its gradient in a micro-batch
   std::shared_ptr<const LeafCut> leaves{};  // of sums over its rows; null: they may be added in any order
   std::optional<VectorTerms> terms{};       // null: gradients are added as layers make them
-  bool lookups_only = false;                // no product adds to its gradient, as far as is known
+  bool lookups_only = false;                // no product ever adds to its gradient; false if unknown
   std::vector<Parameter> parameters;
 
   int64_t offset = 0;        // first element in the flat buffers

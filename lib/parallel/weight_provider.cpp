@@ -139,7 +139,8 @@ void ResidentWeights::for_rows(const Tensor& gradient, int64_t copies, const F& 
 
 void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                          const Tensor& a, const Tensor& b) {
-  INVAR_CHECK(a.dim(0) == tokens.size() && b.dim(0) == tokens.size() && !by_terms(use.id),
+  INVAR_CHECK(a.dim(0) == tokens.size() && b.dim(0) == tokens.size() && !by_terms(use.id) &&
+                  !table_.weight(use.id).lookups_only,
               "'{}': a product of {} and {} for {} tokens", table_.weight(use.id).name, a.describe(), b.describe(),
               tokens.size());
   if (!samples_) {

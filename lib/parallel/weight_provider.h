@@ -24,10 +24,10 @@ class WeightProvider {
   // tokens are the whole micro-batch, else Error{kFault}, and parts are whole samples.
   using AddLookups = std::function<void(Range tokens, const ops::SampleSums& sums)>;
   virtual void accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens, const AddLookups& add) = 0;
-  // Adds aᵀ · b, where a (T, the weight's rows) and b (T, columns) are of these T tokens; of a weight without `terms`.
-  // In fixed order the tokens are whole samples, or lie within one, and all of a micro-batch come once, ascending; a
-  // sample's product is then rounded to f32 before it is added. What it takes from `scratch` it gives back.
-  // Error{kFault} for other tokens.
+  // Adds aᵀ · b, where a (T, the weight's rows) and b (T, columns) are of these T tokens; of a weight without `terms`
+  // or `lookups_only`. In fixed order the tokens are whole samples, or lie within one, and all of a micro-batch come
+  // once, ascending; a sample's product is then rounded to f32 before it is added. What it takes from `scratch` it
+  // gives back. Error{kFault} for other tokens.
   virtual void accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
                                   const Tensor& a, const Tensor& b) = 0;
   // A layer has added this micro-batch's gradient: once per layer that uses the weight, so twice for tied embeddings.

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ops/term_sums.h"
+#include "ops/sample_sums.h"
 #include "parallel/reduction_tree.h"
 
 namespace invar {
@@ -33,7 +33,7 @@ class WorkerOrder {
   // At once, at most: a place's buffer is below it.
   int sums() const { return program_.buffers; }
   // Buffers whose sums a micro-batch may leave to the next one, or to the end. Sums in those above begin and end within
-  // a micro-batch. (A worker's only sample, added at once, is where its sibling's sum would be after the join.)
+  // a micro-batch. The same for either kind of gradient: after a sample's joins what is left is in the same buffer.
   int kept() const { return kept_; }
   // Who has which sums at the end of the step, in its first buffers.
   const TreePlan& plan() const { return plan_; }

@@ -154,7 +154,7 @@ class Plan(JobTest):
         # Three of the vocabulary table, which has products, not of the table of per-layer inputs, 8960 MiB.
         without = self.memory_of_first_rank(config, 1, *recipe, invariant[0], "numerics.workers=1")
         self.assertAlmostEqual(with_spares["scratch"] - without["scratch"], 3 * 4 * 262144 * 1536 / 2**20, delta=200)
-        # Three ranks of three workers keep two sums each; the last one has three at once, so a spare, and is shown.
+        # Of three ranks of three workers the first keeps one sum, the others two; the last has three at once, so a spare.
         config = ROOT / "configs" / "qwen3_0.6b.yaml"
         shown = self.memory_of_first_rank(config, 3, *recipe[:2], "train.micro_batch_size=6", "train.global_batch_size=18",
                                           *recipe[4:], "parallel.data=3", invariant[0], "numerics.workers=9")

@@ -128,7 +128,7 @@ Sorted sort_by_row(const Stream& stream, std::string_view op, const Blocks& bloc
 
 // A warp for the columns [32·N·chunk, + 32·N) of each place in the sorted order; it works if a row begins there, and
 // adds that row's tokens in ascending order, sample by sample. It reads kBatch of a sample's at once, so that a token
-// that is everywhere costs one latency of memory per batch.
+// that is everywhere costs one latency of memory per batch, at least one per sample.
 template <class T, int N, int kDepth>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(Blocks blocks, float scale, uint32_t chunks, int count, Sorted sorted, const T* __restrict__ d_out,
@@ -167,10 +167,10 @@ __global__ void __launch_bounds__(kThreads)
   Place place = look(begin);
   for (int64_t first = begin;;) {
     const auto [in_row, position] = place;
-    const int left = __popc(__ballot_sync(0xffffffffu, in_row));
+    const int left = __popc(__ballot_sync(0xffffffffu, in_row));  // of the row's tokens, in this batch
     if (left == 0) break;
     while (__shfl_sync(0xffffffffu, position, 0) >= end) next_sample();
-    const int found = __popc(__ballot_sync(0xffffffffu, in_row && position < end));
+    const int found = __popc(__ballot_sync(0xffffffffu, in_row && position < end));  // of the sample's
     const bool last = found == left && left < kBatch;
     first += found;
     if (!last) place = look(first);  // on its way while these are added
@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(kThreads)
   if (mine) stack.store(buffers);
 }
 
-static_assert(sizeof(Blocks) + sizeof(Sorted) + sizeof(PackedSums) + 64 <= kParameterBytes);
+constexpr size_t kOtherParameters = 64;  // at most
+static_assert(sizeof(Blocks) + sizeof(Sorted) + sizeof(PackedSums) + kOtherParameters <= kParameterBytes);
 
 template <class T>
 void backward(const Stream& stream, std::string_view op, const Blocks& blocks, const LookupParams& params,

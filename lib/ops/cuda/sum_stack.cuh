@@ -9,7 +9,7 @@
 
 namespace invar::ops::cuda {
 
-// Of a kernel's parameters, before CUDA 12.1.
+// Of a kernel's parameters, at most, before CUDA 12.1.
 inline constexpr size_t kParameterBytes = 4096;
 
 // SampleSums as a kernel takes them, by value.

@@ -75,7 +75,7 @@ struct AddTerms {
   int64_t n, begin;
   PackedSums sums;
 };
-static_assert(sizeof(AddTerms<1, 1>) <= kParameterBytes);
+static_assert(sizeof(AddTerms<1, 1>) + sizeof(int64_t) <= kParameterBytes);  // and the count of packs
 
 }  // namespace
 

@@ -164,6 +164,12 @@ TEST_CASE("embedding_backward of samples adds each one's tokens as its place say
       }
     }
   }
+  for (const Range part : {Range{0, 2}, Range{2, 11}}) {
+    std::vector<HostTensor> sums;
+    for (size_t buffer = 0; buffer < needed; ++buffer) sums.push_back(rows_of(before[buffer], part));
+    embedding_backward(kCpu, params, tokens, d_out, part, {places, {sums.begin(), sums.end()}});
+    for (size_t buffer = 0; buffer < live; ++buffer) CHECK(sums[buffer].same_bits(rows_of(expected[buffer], part)));
+  }
 }
 
 TEST_CASE("embedding_backward of samples: one after another is not as one") {
@@ -233,6 +239,12 @@ TEST_CASE("embedding of no tokens, on meta, and of wrong operands") {
   CHECK(contains(message_of(ErrorKind::kFault,
                             [&] {
                               embedding_backward(kCpu, {0.9f}, tokens, out, {0, 5}, three);
+                            }),
+                 "samples are scaled by 0.9"));
+  embedding_backward(kCpu, {0.9f}, tokens, out, {0, 5}, {{{0, false, 0}}, {table}});
+  CHECK(contains(message_of(ErrorKind::kFault,
+                            [&] {
+                              embedding_backward(kCpu, {0.9f}, tokens, out, {0, 5}, {{{0, true, 0}}, {table}});
                             }),
                  "samples are scaled by 0.9"));
   CHECK(contains(refused({{}, {table}}), "0 places of 0 samples"));

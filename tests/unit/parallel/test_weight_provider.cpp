@@ -288,6 +288,14 @@ TEST_CASE("fixed order: spares are as large as the largest weight with products"
   table.allocate(values, gradients, DType::kF32, order.kept());
   Rank rank(table, kBatch);
   CHECK(rank.begin(order, 0) == (order.sums() - 1) * 1024);  // 960 bytes and the alignment
+  Operands operands;
+  const Range all{0, kBatch * kSequence};
+  CHECK(test::contains(test::message_of(ErrorKind::kFault,
+                                        [&] {
+                                          rank.weights.accumulate_product(kCpu, rank.scratch, 2, all,
+                                                                          operands.a_of(all), operands.b_of(all));
+                                        }),
+                       "'looked up': a product"));
 }
 
 TEST_CASE("any order: one part, added to the gradient") {
