@@ -146,39 +146,36 @@ void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, c
   if (!samples_) {
     return ops::matmul(stream, a, ops::Transpose::kYes, b, ops::Transpose::kNo, table_.weight(use.id).gradient, 1.0f);
   }
-  const std::vector<WorkerOrder::Place> places = places_of(tokens, LeafKind::kAddable);
-  const std::vector<Tensor> gradients = all_buffers(use);
-  if (places.size() == 1 || gradients.front().numel() > limits_.few_elements) {
-    return add_products(stream, use, places, a, b);
-  }
-  use_spares(use, places.back());
-  for_rows(gradients.front(), std::ssize(places), [&](Range rows) {
+  const ops::SampleSums sums(places_of(tokens, LeafKind::kAddable), all_buffers(use));
+  const int64_t samples = std::ssize(sums.places);
+  const Tensor& gradient = sums.buffers.front();
+  if (samples == 1 || gradient.numel() > limits_.few_elements) return add_products(stream, use, sums, a, b);
+  use_spares(use, sums.places.back());
+  for_rows(gradient, samples, [&](Range rows) {
     const ArenaScope scope(scratch);
-    const Tensor terms =
-        scratch.allocate("gradients of samples", DType::kF32, {std::ssize(places), rows.size(), b.dim(1)});
+    const Tensor terms = scratch.allocate("gradients of samples", DType::kF32, {samples, rows.size(), b.dim(1)});
     ops::matmul_samples(stream, a, rows, b, terms);
     std::vector<Tensor> buffers;
-    for (const Tensor& whole : gradients) buffers.push_back(whole.rows(rows.begin, rows.end));
-    ops::add_terms(stream, terms, {places, std::move(buffers)});
+    for (const Tensor& whole : sums.buffers) buffers.push_back(whole.rows(rows.begin, rows.end));
+    ops::add_terms(stream, terms, {sums.places, std::move(buffers)});
   });
 }
 
 // In place, one sample after another.
-void ResidentWeights::add_products(const Stream& stream, const WeightUse& use,
-                                   std::span<const WorkerOrder::Place> places, const Tensor& a, const Tensor& b) {
-  const std::vector<Tensor> buffers = all_buffers(use);
-  const int64_t length = a.dim(0) / std::ssize(places);
+void ResidentWeights::add_products(const Stream& stream, const WeightUse& use, const ops::SampleSums& sums,
+                                   const Tensor& a, const Tensor& b) {
+  const int64_t length = a.dim(0) / std::ssize(sums.places);
   Range part{0, 0};
-  for (const WorkerOrder::Place& place : places) {
+  for (const WorkerOrder::Place& place : sums.places) {
     part = {part.end, part.end + length};
     use_spares(use, place);
-    const Tensor& into = buffers[static_cast<size_t>(place.buffer)];
+    const Tensor& into = sums.buffers[static_cast<size_t>(place.buffer)];
     if (place.clears) ops::zero(stream, into);
     for_rows(into, 1, [&](Range rows) {
       ops::matmul_columns(stream, a.rows(part.begin, part.end), rows, ops::Transpose::kYes,
                           b.rows(part.begin, part.end), into.rows(rows.begin, rows.end), 1.0f);
     });
-    join_buffers(stream, buffers, place.buffer, place.joins);
+    join_buffers(stream, sums.buffers, place.buffer, place.joins);
   }
 }
 

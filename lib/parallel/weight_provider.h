@@ -82,8 +82,8 @@ class ResidentWeights : public WeightProvider {
  private:
   template <class F>
   void for_rows(const Tensor& gradient, int64_t copies, const F& f) const;
-  void add_products(const Stream& stream, const WeightUse& use, std::span<const WorkerOrder::Place> places,
-                    const Tensor& a, const Tensor& b);
+  void add_products(const Stream& stream, const WeightUse& use, const ops::SampleSums& sums, const Tensor& a,
+                    const Tensor& b);
   std::vector<WorkerOrder::Place> places_of(Range tokens, LeafKind of_whole) const;
   std::vector<Tensor> kept_buffers(const WeightUse& use) const;
   std::vector<Tensor> all_buffers(const WeightUse& use) const;
