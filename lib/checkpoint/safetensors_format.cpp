@@ -27,14 +27,6 @@ int64_t dtype_bytes(std::string_view dtype) {
   return 0;
 }
 
-std::optional<int64_t> product(std::span<const int64_t> dims) {
-  int64_t result = 1;
-  for (const int64_t dim : dims) {
-    if (__builtin_mul_overflow(result, dim, &result)) return std::nullopt;
-  }
-  return result;
-}
-
 float half_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1fu;

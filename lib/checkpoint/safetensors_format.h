@@ -4,8 +4,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string_view>
 
 namespace invar::safetensors {
@@ -20,9 +18,6 @@ inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
 // Bytes per element, or 0 for a dtype that is not known.
 int64_t dtype_bytes(std::string_view dtype);
-
-// Product of non-negative dims, 1 for none; nothing if it does not fit.
-std::optional<int64_t> product(std::span<const int64_t> dims);
 
 // IEEE binary16; every value is exact in float.
 float half_to_float(uint16_t bits);

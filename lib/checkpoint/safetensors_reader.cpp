@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/error.h"
+#include "core/integer.h"
 #include "core/tensor.h"
 
 namespace invar {
@@ -85,7 +86,7 @@ HeaderEntry parse_entry(const fs::path& file, const std::string& name, const jso
   }
   auto dims = result.info.shape;
   dims.push_back(element);
-  if (const auto expected = safetensors::product(dims); expected != result.bytes.size()) {
+  if (const auto expected = checked_product(dims); expected != result.bytes.size()) {
     refuse_tensor(file, name,
                   format("{} {} does not fill its {} bytes", result.info.dtype, describe_shape(result.info.shape),
                          result.bytes.size()));
@@ -147,7 +148,7 @@ int64_t SafetensorsInfo::rows() const {
 
 int64_t SafetensorsInfo::cols() const {
   if (shape.empty()) return 1;
-  return safetensors::product(std::span(shape).subspan(1)).value_or(0);  // too large only beside a dim 0 of size 0
+  return checked_product(std::span(shape).subspan(1)).value_or(0);  // too large only beside a dim 0 of size 0
 }
 
 SafetensorsReader::SafetensorsReader(const fs::path& path) : path_(path) {

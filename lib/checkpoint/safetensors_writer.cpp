@@ -5,6 +5,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_format.h"
 #include "core/error.h"
+#include "core/integer.h"
 #include "core/pending_file.h"
 
 namespace invar {
@@ -52,7 +53,7 @@ std::string make_header(const std::vector<SafetensorsSpec>& tensors,
 int64_t SafetensorsSpec::bytes() const {
   INVAR_CHECK(std::all_of(shape.begin(), shape.end(), [](int64_t dim) { return dim >= 0; }), "'{}' has a negative dim",
               name);
-  const auto numel = safetensors::product(shape);
+  const auto numel = checked_product(shape);
   INVAR_CHECK(numel && *numel <= INT64_MAX / size_of(dtype), "'{}' is too large", name);
   return *numel * size_of(dtype);
 }
