@@ -3,11 +3,11 @@
 #include <filesystem>
 
 #include "config/hf_families.h"
-#include "core/error.h"
+#include "core/shown.h"
 
 namespace invar {
 
-void read_hf_common(const HfFile& file, ModelConfig& model) {
+void read_hf_common(const JsonObject& file, ModelConfig& model) {
   file.require({"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                 "num_key_value_heads"});
   model.vocab_size = file.integer("vocab_size");
@@ -22,7 +22,9 @@ void read_hf_common(const HfFile& file, ModelConfig& model) {
 }
 
 ModelConfig read_hf_config(const std::string& folder) {
-  const HfFile file = HfFile::open((std::filesystem::path(folder) / "config.json").string());
+  const JsonRules rules{ErrorKind::kConfig,
+                        "name the folder of a Hugging Face model, and download its config.json again if it is damaged"};
+  const JsonObject file = JsonObject::open((std::filesystem::path(folder) / "config.json").string(), rules);
   const std::string model_type = file.text("model_type", "");
   const std::string hint = "use a dense Qwen3 or Gemma 4 model (model_type qwen3, gemma4_text or gemma4)";
   if (model_type.empty()) file.refuse("missing model_type", hint);
@@ -31,7 +33,9 @@ ModelConfig read_hf_config(const std::string& folder) {
   }
   const bool is_gemma4 = model_type == "gemma4_text" || model_type == "gemma4" || model_type == "gemma4_unified_text" ||
                          model_type == "gemma4_unified";
-  if (!is_gemma4 && model_type != "qwen3") file.refuse(format("model_type {} is not supported yet", model_type), hint);
+  if (!is_gemma4 && model_type != "qwen3") {
+    file.refuse(format("model_type {} is not supported yet", shown(model_type)), hint);
+  }
   ModelConfig model = is_gemma4 ? read_hf_gemma4(file) : read_hf_qwen3(file);
   model.hf_path = folder;
   return model;

@@ -5,7 +5,7 @@
 
 #include "config/hf_families.h"
 #include "config/layer_kinds.h"
-#include "core/format.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -17,19 +17,19 @@ constexpr const char* kFull = "full_attention";
 constexpr const char* kUseRelease = "use a Gemma 4 release, or give the field the value it has there";
 
 // The "unified" text model is the same without per-layer inputs, and its class has other defaults.
-bool is_unified(const HfFile& text) {
+bool is_unified(const JsonObject& text) {
   return text.text("model_type", "gemma4_text").starts_with("gemma4_unified");
 }
 
-HfFile text_model(const HfFile& file) {
+JsonObject text_model(const JsonObject& file) {
   const std::string model_type = file.text("model_type", "");
   if (model_type == "gemma4_text" || model_type == "gemma4_unified_text") return file;
   file.require({"text_config"});
-  HfFile text = file.object("text_config");
+  JsonObject text = file.object("text_config");
   const std::string expected = model_type + "_text";
   const std::string nested = text.text("model_type", expected);
   if (nested != expected) {
-    file.refuse(format("text_config.model_type must be {}, not {}", expected, nested), kUseRelease);
+    file.refuse(format("text_config.model_type must be {}, not {}", expected, shown(nested)), kUseRelease);
   }
   if (text.has("quantization_config")) {
     file.refuse("text_config.quantization_config: quantised weights cannot be trained",
@@ -42,7 +42,7 @@ HfFile text_model(const HfFile& file) {
   return text;
 }
 
-void refuse_unsupported(const HfFile& text) {
+void refuse_unsupported(const JsonObject& text) {
   const auto name = [&](const char* field) { return text.full_name(field); };
   if (text.boolean("enable_moe_block", false) || text.integer("num_experts") > 0) {
     const char* field = text.boolean("enable_moe_block", false) ? "enable_moe_block" : "num_experts";
@@ -51,7 +51,8 @@ void refuse_unsupported(const HfFile& text) {
   }
   const std::string activation = text.text("hidden_activation", "gelu_pytorch_tanh");
   if (activation != "gelu_pytorch_tanh") {
-    text.refuse(format("{} must be gelu_pytorch_tanh, not {}", name("hidden_activation"), activation), kUseRelease);
+    text.refuse(format("{} must be gelu_pytorch_tanh, not {}", name("hidden_activation"), shown(activation)),
+                kUseRelease);
   }
   if (text.boolean("attention_bias", false)) {
     text.refuse(format("{} true is not supported", name("attention_bias")), kUseRelease);
@@ -64,7 +65,8 @@ void refuse_unsupported(const HfFile& text) {
   }
   const std::string both_ways = text.text("use_bidirectional_attention", "vision");
   if (both_ways != "vision") {
-    text.refuse(format("{} must be null or \"vision\", not \"{}\"", name("use_bidirectional_attention"), both_ways),
+    text.refuse(format("{} must be null or \"vision\", not {}", name("use_bidirectional_attention"),
+                       text.json("use_bidirectional_attention")),
                 "use a causal model");
   }
   // The row of the padding token gets no gradient from the lookup: invar freezes row 0.
@@ -74,11 +76,11 @@ void refuse_unsupported(const HfFile& text) {
 }
 
 // One letter a layer.
-std::string read_layer_letters(const HfFile& text, int64_t layers) {
+std::string read_layer_letters(const JsonObject& text, int64_t layers) {
   std::string letters;
   for (const std::string& type : text.texts("layer_types")) {
     if (type != kSliding && type != kFull) {
-      text.refuse(format("{} \"{}\" is not supported", text.full_name("layer_types"), type), kUseRelease);
+      text.refuse(format("{} \"{}\" is not supported", text.full_name("layer_types"), shown(type)), kUseRelease);
     }
     letters += type == kSliding ? 's' : 'f';
   }
@@ -92,10 +94,14 @@ std::string read_layer_letters(const HfFile& text, int64_t layers) {
 // The shortest text that, repeated and cut, gives all letters; empty if no layer slides.
 std::string shortest_pattern(const std::string& letters) {
   if (letters.find('s') == std::string::npos) return "";
-  size_t period = 1;
-  const auto repeats = [&] { return letters.compare(period, std::string::npos, letters, 0, letters.size() - period); };
-  while (repeats() != 0) ++period;
-  return letters.substr(0, period);
+  // border[i] is the length of the longest text that begins and ends letters[0, i] and is shorter.
+  std::vector<size_t> border(letters.size(), 0);
+  for (size_t i = 1; i < letters.size(); ++i) {
+    size_t length = border[i - 1];
+    while (length > 0 && letters[i] != letters[length]) length = border[length - 1];
+    border[i] = letters[i] == letters[length] ? length + 1 : 0;
+  }
+  return letters.substr(0, letters.size() - border.back());
 }
 
 // What per_layer_config may set, of one layer.
@@ -104,32 +110,32 @@ struct HeadSizes {
   bool operator==(const HeadSizes&) const = default;
 };
 
-int64_t layer_number(const HfFile& table, const std::string& name, int64_t layers) {
+int64_t layer_number(const JsonObject& table, const std::string& name, int64_t layers) {
   int64_t layer = -1;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
   if (error != std::errc() || end != name.data() + name.size() || layer < 0 || layer >= layers) {
-    table.refuse(format("{} is not one of {} layers", table.full_name(name.c_str()), layers),
+    table.refuse(format("{} is not one of {} layers", table.full_name(name), layers),
                  "key the entries by layer number, from 0");
   }
   return layer;
 }
 
 // The sizes of the full layers by per_layer_config, whose absent layers and fields are as `common`.
-HeadSizes read_per_layer_config(const HfFile& text, const std::string& letters, const HeadSizes& common) {
+HeadSizes read_per_layer_config(const JsonObject& text, const std::string& letters, const HeadSizes& common) {
   if (text.is_null("per_layer_config")) return common;
-  const HfFile table = text.object("per_layer_config");
+  const JsonObject table = text.object("per_layer_config");
   const auto layers = static_cast<int64_t>(letters.size());
   std::map<int64_t, std::pair<std::string, HeadSizes>> entries;
   for (const std::string& name : table.names()) {
-    const HfFile entry = table.object(name.c_str());
+    const JsonObject entry = table.object(name);
     for (const std::string& field : entry.names()) {
       if (field == "head_dim" || field == "num_key_value_heads") continue;
-      entry.refuse(format("{} is not supported", entry.full_name(field.c_str())),
+      entry.refuse(format("{} is not supported", entry.full_name(field)),
                    "only head_dim and num_key_value_heads may differ between layers");
     }
     const HeadSizes sizes = {entry.integer("head_dim", common.head_dim),
                              entry.integer("num_key_value_heads", common.key_value_heads)};
-    const std::string full_name = table.full_name(name.c_str());
+    const std::string full_name = table.full_name(name);
     if (!entries.try_emplace(layer_number(table, name, layers), full_name, sizes).second) {
       table.refuse(format("{} names a layer that has an entry already", full_name), "keep one of the two");
     }
@@ -154,7 +160,7 @@ HeadSizes read_per_layer_config(const HfFile& text, const std::string& letters, 
 
 // The sizes of the full layers. transformers heeds global_head_dim (512 if absent) and num_global_key_value_heads only
 // in files without per_layer_config, and the latter only with attention_k_eq_v.
-HeadSizes read_full_sizes(const HfFile& text, const std::string& letters, const HeadSizes& common) {
+HeadSizes read_full_sizes(const JsonObject& text, const std::string& letters, const HeadSizes& common) {
   if (text.has("per_layer_config") || text.is_null("per_layer_config")) {
     return read_per_layer_config(text, letters, common);
   }
@@ -166,7 +172,7 @@ HeadSizes read_full_sizes(const HfFile& text, const std::string& letters, const 
   return full;
 }
 
-void read_heads(const HfFile& text, const std::string& letters, ModelConfig& model) {
+void read_heads(const JsonObject& text, const std::string& letters, ModelConfig& model) {
   const HeadSizes common = {text.integer("head_dim"), text.integer("num_key_value_heads")};
   const HeadSizes full = read_full_sizes(text, letters, common);
   if (model.layer_types.empty()) {  // no layer has the common sizes
@@ -181,13 +187,13 @@ void read_heads(const HfFile& text, const std::string& letters, ModelConfig& mod
 }
 
 // The settings of one layer type; refuses what scales or cuts the rotation in a way that is not supported.
-HfFile read_rope(const HfFile& all, const char* layer_type, bool may_be_proportional) {
+JsonObject read_rope(const JsonObject& all, const char* layer_type, bool may_be_proportional) {
   all.require({layer_type});
-  HfFile rope = all.object(layer_type);
+  JsonObject rope = all.object(layer_type);
   const std::string kind = rope.text("rope_type", "default");
   const bool is_proportional = may_be_proportional && kind == "proportional";
   if (!is_proportional && kind != "default") {
-    rope.refuse(format("{} {} is not supported", rope.full_name("rope_type"), kind), kUseRelease);
+    rope.refuse(format("{} {} is not supported", rope.full_name("rope_type"), shown(kind)), kUseRelease);
   }
   if (!is_proportional && rope.number("partial_rotary_factor", 1.0) != 1.0) {
     rope.refuse(format("{} is not supported with rope_type default", rope.full_name("partial_rotary_factor")),
@@ -200,23 +206,23 @@ HfFile read_rope(const HfFile& all, const char* layer_type, bool may_be_proporti
   return rope;
 }
 
-void read_rotary(const HfFile& text, const std::string& letters, ModelConfig& model) {
+void read_rotary(const JsonObject& text, const std::string& letters, ModelConfig& model) {
   if (!text.has("rope_parameters")) {  // the defaults of the transformers class
     model.rope_theta = 1e6;
     model.partial_rotary_factor = 0.25;
     return;
   }
-  const HfFile all = text.object("rope_parameters");
+  const JsonObject all = text.object("rope_parameters");
   if (letters.find('s') != std::string::npos) {
     model.sliding_rope_theta = read_rope(all, kSliding, false).number("rope_theta", 0);
   }
   if (letters.find('f') == std::string::npos) return;
-  const HfFile full = read_rope(all, kFull, true);
+  const JsonObject full = read_rope(all, kFull, true);
   model.rope_theta = full.number("rope_theta", 0);
   model.partial_rotary_factor = full.number("partial_rotary_factor", 1.0);
 }
 
-void read_per_layer_inputs(const HfFile& text, ModelConfig& model) {
+void read_per_layer_inputs(const JsonObject& text, ModelConfig& model) {
   if (is_unified(text) || text.is_null("hidden_size_per_layer_input")) return;
   model.hidden_size_per_layer_input = text.integer("hidden_size_per_layer_input", 256);
   const int64_t vocabulary = text.integer("vocab_size_per_layer_input", 262144);
@@ -228,8 +234,8 @@ void read_per_layer_inputs(const HfFile& text, ModelConfig& model) {
 
 }  // namespace
 
-ModelConfig read_hf_gemma4(const HfFile& file) {
-  const HfFile text = text_model(file);
+ModelConfig read_hf_gemma4(const JsonObject& file) {
+  const JsonObject text = text_model(file);
   refuse_unsupported(text);
   ModelConfig model;
   model.family = "gemma4";

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "config/hf_families.h"
-#include "core/format.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The rotary settings of one dictionary; true for the plain rotation, written {"rope_type": "default"} or not at all.
-bool is_plain_rope(const HfFile& rope) {
+bool is_plain_rope(const JsonObject& rope) {
   for (const char* name : {"rope_type", "type"}) {
     if (rope.text(name, "default") != "default") return false;
   }
@@ -18,7 +18,7 @@ bool is_plain_rope(const HfFile& rope) {
 }
 
 // transformers 4 writes rope_theta at the top level and rope_scaling beside it, 5 writes both into rope_parameters.
-double read_rope_theta(const HfFile& file) {
+double read_rope_theta(const JsonObject& file) {
   std::optional<double> theta;
   if (file.has("rope_theta")) theta = file.number("rope_theta", 0);
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -27,7 +27,7 @@ double read_rope_theta(const HfFile& file) {
       file.refuse(format("{} {} is not supported: only the default rotary embedding is", name, file.json(name)),
                   "use a model without rotary scaling");
     }
-    const HfFile rope = file.object(name);
+    const JsonObject rope = file.object(name);
     if (!rope.has("rope_theta")) continue;
     const double nested = rope.number("rope_theta", 0);
     if (theta && *theta != nested) {
@@ -39,9 +39,10 @@ double read_rope_theta(const HfFile& file) {
   return *theta;
 }
 
-void refuse_unsupported(const HfFile& file) {
+void refuse_unsupported(const JsonObject& file) {
   const std::string activation = file.text("hidden_act", "silu");
-  if (activation != "silu") file.refuse(format("hidden_act must be silu, not {}", activation), "use a Qwen3 model");
+  if (activation != "silu")
+    file.refuse(format("hidden_act must be silu, not {}", shown(activation)), "use a Qwen3 model");
   if (file.boolean("attention_bias", false)) {
     file.refuse("attention_bias true is not supported", "use a model without attention biases, as Qwen3 releases are");
   }
@@ -51,13 +52,13 @@ void refuse_unsupported(const HfFile& file) {
   const std::string window_hint = "use a model with full attention in every layer, as Qwen3 releases are";
   if (file.boolean("use_sliding_window", false)) file.refuse("use_sliding_window true is not supported", window_hint);
   for (const std::string& type : file.texts("layer_types")) {
-    if (type != "full_attention") file.refuse(format("layer_types \"{}\" is not supported", type), window_hint);
+    if (type != "full_attention") file.refuse(format("layer_types \"{}\" is not supported", shown(type)), window_hint);
   }
 }
 
 }  // namespace
 
-ModelConfig read_hf_qwen3(const HfFile& file) {
+ModelConfig read_hf_qwen3(const JsonObject& file) {
   refuse_unsupported(file);
   ModelConfig model;
   read_hf_common(file, model);

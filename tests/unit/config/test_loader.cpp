@@ -160,8 +160,8 @@ TEST_CASE("hf_path stands where a preset stands") {
   CHECK(config.model.hf_path == folder.path().string() + "/m");
   refuses(text + "  preset: qwen3-0.6b\n", {"c.yaml:4: model.preset qwen3-0.6b and model.hf_path", "both given"},
           {"keep one"});
-  refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n", {"c.yaml:2: /nowhere/config.json: cannot open"},
-          {"model.hf_path must be a folder"});
+  refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n", {"c.yaml:2: /nowhere/config.json: cannot be opened: No such file"},
+          {"Hugging Face model"});
 }
 
 TEST_CASE("preset and hf_path set the family") {

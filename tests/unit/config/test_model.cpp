@@ -120,7 +120,8 @@ TEST_CASE("both forms of the rotary settings are read") {
   require_error(ErrorKind::kConfig, {"config.json: missing rope_theta"}, {"no safe default"},
                 [&] { read_json(json.dump()); });
   refuses("rope_parameters", R"({"rope_theta": 1e4})", "rope_theta is 5000000", "keep the right one");
-  refuses("rope_scaling", R"({"type": "yarn", "factor": 4.0})", "rope_scaling {\"type\":\"yarn\"", "without rotary");
+  refuses("rope_scaling", R"({"type": "yarn", "factor": 4.0})", R"(rope_scaling {"factor":4.0,"type":"yarn"})",
+          "without rotary");
   refuses("rope_scaling", R"({"rope_type": "linear", "factor": 2.0})", "rope_scaling", "without rotary scaling");
   refuses("rope_parameters", R"({"rope_type": "yarn", "rope_theta": 5e6})", "rope_parameters",
           "without rotary scaling");
@@ -165,7 +166,15 @@ TEST_CASE("a config.json that invar cannot honour is refused by field") {
                 [] { read_json("{\n \"a\": 1,\n oops}"); });
   require_error(ErrorKind::kConfig, {"config.json: not a JSON object"}, {"again"}, [] { read_json("[]"); });
   require_error(ErrorKind::kConfig, {"config.json:1: not valid JSON"}, {"again"}, [] { read_json(""); });
-  require_error(ErrorKind::kConfig, {"/nowhere/config.json: cannot open"}, {"Hugging Face"},
+  require_error(ErrorKind::kConfig, {"config.json:1: rms_norm_eps must be a number", "not 1e400"}, {"again"},
+                [] { read_json(R"({"rms_norm_eps": 1e400, )" + valid_json().dump().substr(1)); });
+  require_error(ErrorKind::kConfig, {"config.json: hidden_size is given twice"}, {"keep one"}, [] {
+    const std::string text = valid_json().dump();
+    read_json(R"({"hidden_size": 48, )" + text.substr(1));
+  });
+  require_error(ErrorKind::kConfig, {"config.json: more than 64 levels deep"}, {"again"},
+                [] { read_json(R"({"rope_scaling": )" + std::string(100'000, '[')); });
+  require_error(ErrorKind::kConfig, {"/nowhere/config.json: cannot be opened: No such file"}, {"Hugging Face"},
                 [] { read_hf_config("/nowhere"); });
 }
 
