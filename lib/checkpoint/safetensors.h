@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/mapped_file.h"
+#include "core/input_file.h"
 #include "core/range.h"
 
 namespace invar {
@@ -24,15 +24,17 @@ struct SafetensorsInfo {
   std::vector<int64_t> shape;
   std::string file;  // the file that holds it
 
-  // The tensor as a matrix: dim 0 × all other dims. A vector is (n, 1), a scalar (1, 1).
+  // The tensor as a matrix: dim 0 × all other dims. A vector is (n, 1), a scalar (1, 1), one without elements (0, 0).
   int64_t rows() const;
   int64_t cols() const;
 };
 
-// Reads a .safetensors file, or a Hugging Face folder: model.safetensors, else the shards that
+// Reads a .safetensors file, or a Hugging Face folder: model.safetensors, or the shards that
 // model.safetensors.index.json names, where the index alone says which shard a tensor is read from.
-// Files are mapped, so opening costs the headers only. Whatever is wrong with a file throws Error{kData} that names
-// file and tensor; a reader that could be made has sound headers and all shards. Any number of threads may read.
+// A folder with both must hold the same weights twice: names, dtypes and shapes are compared when it is opened, and
+// bytes when they are read, so that each value that is used is the same in both.
+// Opening costs the headers only. Whatever is wrong with a file throws Error{kData} that names file and tensor; a
+// reader that could be made has sound headers and all shards. Any number of threads may read.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -48,18 +50,25 @@ class SafetensorsReader {
   std::vector<int64_t> read_i64(const std::string& name) const;
 
  private:
+  struct Place {
+    std::shared_ptr<const InputFile> file;
+    int64_t offset = 0;  // of the tensor's first byte
+  };
   struct Entry {
     SafetensorsInfo info;
-    std::span<const std::byte> bytes;
+    Place place;
+    Place copy;  // without a file unless the folder holds the tensor twice
   };
   using Entries = std::map<std::string, Entry>;
 
-  Entries open_file(const std::filesystem::path& file);
-  void open_shards(const std::filesystem::path& index_file);
+  static Entries open_file(const std::filesystem::path& file);
+  static Entries open_shards(const std::filesystem::path& index_file);
+  void add_copies(const Entries& shards);
   const Entry& find(const std::string& name) const;
+  // Fills `out` with the tensor's bytes from `first` on.
+  static void read_bytes(const std::string& name, const Entry& entry, int64_t first, std::span<std::byte> out);
 
   std::filesystem::path path_;
-  std::vector<MappedFile> files_;
   Entries entries_;
 };
 

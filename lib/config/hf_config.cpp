@@ -23,7 +23,8 @@ void read_hf_common(const JsonObject& file, ModelConfig& model) {
 
 ModelConfig read_hf_config(const std::string& folder) {
   const JsonRules rules{ErrorKind::kConfig,
-                        "name the folder of a Hugging Face model, and download its config.json again if it is damaged"};
+                        "name the folder of a Hugging Face model, and download its config.json again if it is damaged",
+                        "add the fields with the values of the model"};
   const JsonObject file = JsonObject::open((std::filesystem::path(folder) / "config.json").string(), rules);
   const std::string model_type = file.text("model_type", "");
   const std::string hint = "use a dense Qwen3 or Gemma 4 model (model_type qwen3, gemma4_text or gemma4)";

@@ -199,7 +199,7 @@ void JsonObject::require(std::initializer_list<const char*> names) const {
   for (const char* name : names) {
     if (!has(name)) missing += (missing.empty() ? "" : ", ") + full_name(name);
   }
-  if (!missing.empty()) refuse(format("missing {}", missing), "add the fields with the values of the model");
+  if (!missing.empty()) refuse(format("missing {}", missing), node_->document->rules.missing);
 }
 
 namespace {

@@ -13,7 +13,8 @@ namespace invar {
 // How a JSON text of somebody else is refused.
 struct JsonRules {
   ErrorKind kind = ErrorKind::kData;
-  std::string fix;  // the hint where the form of the text or the type of a field is wrong
+  std::string fix = {};      // the hint where the form of the text or the type of a field is wrong
+  std::string missing = {};  // the hint where a required field is absent
   int64_t max_bytes = 100'000'000;
 };
 

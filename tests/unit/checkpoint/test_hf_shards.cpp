@@ -127,9 +127,9 @@ TEST_CASE("An index that does not fit its shards is refused") {
     require_error(ErrorKind::kData, parts, [&] { SafetensorsReader reader(folder.path()); });
   };
   refused("{", {"not valid JSON"});
-  refused("{}", {"no 'weight_map'"});
-  refused(R"({"weight_map":[]})", {"no 'weight_map'"});
-  refused(R"({"weight_map":{"a":1}})", {"'a'", "not a file name"});
+  refused("{}", {"missing weight_map"});
+  refused(R"({"weight_map":[]})", {"weight_map must be an object, not []"});
+  refused(R"({"weight_map":{"a":1}})", {"weight_map.a must be a string, not 1"});
   refused(R"({"weight_map":{"a":"../model-00001-of-00002.safetensors"}})", {"'a'", "not a plain file name"});
   refused(R"({"weight_map":{"a":".."}})", {"'a'", "not a plain file name"});
   refused(R"({"weight_map":{"a":"model-00003-of-00003.safetensors"}})",
@@ -137,10 +137,70 @@ TEST_CASE("An index that does not fit its shards is refused") {
   refused(R"({"weight_map":{"c":"model-00001-of-00002.safetensors"}})",
           {"'c'", "should be in shard 'model-00001-of-00002.safetensors' but is not"});
   refused(R"({"weight_map":{"a":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"}})",
-          {"'a'", "named twice"});
+          {"weight_map.a is given twice"});
   // A key of "metadata" is no tensor name.
   write_file(folder / kIndex, R"({"metadata":{"a":1},"weight_map":{"a":"model-00001-of-00002.safetensors"}})");
   CHECK(SafetensorsReader(folder.path()).names() == std::vector<std::string>{"a"});
+}
+
+namespace {
+
+// The tensors of write_model() as model.safetensors beside its shards; `b` has this value and dtype.
+void write_single(const std::filesystem::path& folder, float b = 2, DType dtype = DType::kBF16, bool has_c = true) {
+  std::vector<SafetensorsSpec> specs{{"a", DType::kF32, {2, 2}}, {"b", dtype, {4}}};
+  if (has_c) specs.push_back({"c", DType::kF32, {3}});
+  SafetensorsWriter writer(folder / "model.safetensors", specs);
+  writer.write_rows("a", 0, 2, std::vector<float>(4, 1));
+  writer.write_rows("b", 0, 4, std::vector<float>{2, 2, 2, b});
+  if (has_c) writer.write_rows("c", 0, 3, std::vector<float>(3, 3));
+  writer.finish();
+}
+
+}  // namespace
+
+TEST_CASE("A model.safetensors beside an index and its shards is taken where both are equal, else refused") {
+  const TemporaryFolder folder;
+  write_model(folder.path());
+  std::vector<float> b(4);
+  write_single(folder.path());
+  {
+    const SafetensorsReader reader(folder.path());
+    reader.read_rows("b", {0, 4}, {0, 1}, b);
+    CHECK(b == std::vector<float>(4, 2));
+    CHECK(reader.info("b").file == (folder / "model.safetensors").string());
+  }
+  write_single(folder.path(), 2.5f);
+  {
+    const SafetensorsReader reader(folder.path());
+    reader.read_rows("b", {0, 3}, {0, 1}, std::span(b).first(3));
+    require_error(ErrorKind::kData,
+                  {"/model.safetensors: tensor 'b': has other values in ", "/model-00001-of-00002.safetensors"},
+                  {"keep one of the two"}, [&] {
+                    reader.read_rows("b", {0, 4}, {0, 1}, b);
+                  });
+  }
+  const auto refused = [&](const std::string& how) {
+    require_error(ErrorKind::kData,
+                  {"model.safetensors and the shards of model.safetensors.index.json are two sets of weights: " + how},
+                  {"keep one of the two"}, [&] { SafetensorsReader reader(folder.path()); });
+  };
+  write_single(folder.path(), 2, DType::kF32);
+  refused("tensor 'b' is F32 (4) in one and BF16 (4) in the other");
+  write_single(folder.path(), 2, DType::kBF16, false);
+  refused("tensor 'c' is only in model-00002-of-00002.safetensors");
+  const std::string index = read_file(folder / kIndex);
+  write_file(folder / kIndex, R"({"weight_map":{"a":"model-00001-of-00002.safetensors"}})");
+  refused("tensor 'b' is only in model.safetensors");
+  // Half of the shards are no set of weights, and an index without any is left over.
+  write_file(folder / kIndex, index);
+  std::filesystem::remove(folder / "model-00001-of-00002.safetensors");
+  require_error(ErrorKind::kData, {"shard 'model-00001-of-00002.safetensors', which holds tensor 'a', is missing"},
+                [&] { SafetensorsReader reader(folder.path()); });
+  std::filesystem::remove(folder / "model-00002-of-00002.safetensors");
+  CHECK(SafetensorsReader(folder.path()).names() == std::vector<std::string>{"a", "b"});
+  // An index may name model.safetensors itself.
+  write_file(folder / kIndex, R"({"weight_map":{"a":"model.safetensors"}})");
+  CHECK(SafetensorsReader(folder.path()).names() == std::vector<std::string>{"a", "b"});
 }
 
 TEST_CASE("A damaged shard is named") {

@@ -8,7 +8,7 @@ using namespace invar::test;
 
 namespace {
 
-const JsonRules kRules{ErrorKind::kData, "copy it again", 1'000'000};
+const JsonRules kRules{ErrorKind::kData, "copy it again", "add it", 1'000'000};
 
 JsonObject parse(const std::string& text) {
   return JsonObject::parse(text, "a.json", kRules);
@@ -62,7 +62,7 @@ TEST_CASE("A JSON field of another type is refused with its full name") {
   refused("in.list must be a list of objects", [&] { in.objects("list"); });
   refused("in.n must be an object", [&] { in.object("n"); });
   refused("absent must be an object, not absent", [&] { json.object("absent"); });
-  require_error(ErrorKind::kData, {"a.json: missing in.a, in.b"}, [&] { in.require({"a", "n", "b"}); });
+  require_error(ErrorKind::kData, {"a.json: missing in.a, in.b"}, {"add it"}, [&] { in.require({"a", "n", "b"}); });
 }
 
 TEST_CASE("JSON of a hundred thousand levels is refused, not followed") {
