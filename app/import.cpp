@@ -15,26 +15,26 @@ namespace {
 
 constexpr int64_t kBlockElements = int64_t{64} << 20;
 
-std::string name_of(const SafetensorsReader& weights, const StateTensor& tensor) {
-  return name_in_file(weights, tensor.name.substr(tensor.name.find('/') + 1));
+std::string name_of(const HfWeights& weights, const StateTensor& tensor) {
+  return weights.name_in_file(tensor.name.substr(tensor.name.find('/') + 1));
 }
 
 // That in which an export gives the same bits back.
-Precision precision_of(const SafetensorsReader& weights, const std::vector<StateTensor>& tensors) {
+Precision precision_of(const HfWeights& weights, const std::vector<StateTensor>& tensors) {
   const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const StateTensor& tensor) {
-    return weights.info(name_of(weights, tensor)).dtype == "BF16";
+    return weights.files().info(name_of(weights, tensor)).dtype == "BF16";
   });
   return is_bf16 ? Precision::kBF16 : Precision::kF32;
 }
 
-void import_tensor(const SafetensorsReader& weights, const StateTensor& tensor, size_t index, ShardWriter& shard) {
+void import_tensor(const HfWeights& weights, const StateTensor& tensor, size_t index, ShardWriter& shard) {
   const std::string name = name_of(weights, tensor);
   const int64_t block = std::max<int64_t>(1, kBlockElements / std::max<int64_t>(1, tensor.cols()));
   std::vector<float> values;
   for (int64_t row = 0; row < tensor.rows(); row += block) {
     const Range rows{row, std::min(row + block, tensor.rows())};
     values.resize(static_cast<size_t>(rows.size() * tensor.cols()));
-    weights.read_rows(name, rows, {0, tensor.cols()}, values);
+    read_finite_rows(weights.files(), name, rows, {0, tensor.cols()}, values);
     shard.add(StateExtent(tensor, {{index, rows, values.data()}}));
   }
 }
@@ -46,7 +46,7 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   Config config;
   config.model = read_hf_config(arguments.hf_folder);
   validate_model(config);
-  const SafetensorsReader weights(arguments.hf_folder);
+  const HfWeights weights(arguments.hf_folder);
   Config shortest = config;  // the model is built to name its parameters, not to run
   shortest.train.sequence_length = 1;
   check_hf_weights(shortest, Topology{}, 0, weights);
@@ -70,6 +70,8 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   index.pieces = std::move(written.pieces);
   write_index(pending, index);
   directory.publish(0);
+  const std::string left_out = weights.describe_left_out();
+  if (!left_out.empty()) print_line(format("left out {}", left_out));
   print_line(format("imported {} to {}", arguments.hf_folder, directory.path_of(0).string()));
   return 0;
 }

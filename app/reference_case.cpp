@@ -282,7 +282,7 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
                                       const Stream& stream, const Intervention& intervention) {
   Communicator& world = *groups.world;
   TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank(), stream.device()));
-  load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
+  load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
   state.adopt_values();
   if (intervention.prepared) intervention.prepared(state);
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "checkpoint/hdf5_file.h"
-#include "checkpoint/hf_names.h"
+#include "checkpoint/hf_weights.h"
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
 
@@ -31,11 +31,11 @@ class DumpFile : public TensorFile {
 
 class SafetensorsFile : public TensorFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path) : reader_(path) {
+  explicit SafetensorsFile(const std::filesystem::path& path) : weights_(path) {
     const bool has_steps = reader_.contains("tokens") && reader_.contains("traj_loss");
     is_case_ = has_steps && reader_.info("tokens").shape.size() == 3 && reader_.info("tokens").shape[2] > 0;
     for (const std::string& name : reader_.names()) {
-      if (!is_other_modality(name)) in_file_[text_model_name(name)] = name;
+      if (weights_.modality_of(name).empty()) in_file_[text_model_name(name)] = name;
     }
   }
 
@@ -93,7 +93,8 @@ class SafetensorsFile : public TensorFile {
     std::copy(values.begin(), values.end(), out.begin());
   }
 
-  SafetensorsReader reader_;
+  HfWeights weights_;
+  const SafetensorsReader& reader_ = weights_.files();
   std::map<std::string, std::string> in_file_;  // by the text model's name
   bool is_case_ = false;
 };

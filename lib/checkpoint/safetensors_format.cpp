@@ -146,7 +146,7 @@ std::map<std::string, HeaderEntry> read_header(const InputFile& file) {
   }
   std::string text(static_cast<size_t>(length), '\0');
   file.read_at(kLengthBytes, std::span(text));
-  const JsonObject header = JsonObject::parse(text, file.path(), {ErrorKind::kData, kDamaged, kDamaged});
+  const JsonObject header = JsonObject::parse(text, file.path(), {.fix = kDamaged, .missing = kDamaged});
   const Range data{kLengthBytes + static_cast<int64_t>(length), file.size()};
   std::map<std::string, HeaderEntry> entries;
   for (const std::string& name : header.names()) {

@@ -6,8 +6,8 @@
 
 namespace invar {
 
-// Reads FOLDER/config.json of a Hugging Face model (model_type qwen3, gemma4_text, or a multimodal gemma4 that holds
-// the latter) into the model fields, family included; hf_path is set to the folder.
+// Reads FOLDER/config.json of a Hugging Face model (model_type qwen3, gemma4_text, or one of several modalities that
+// holds such a text model) into the model fields, family included; hf_path is set to the folder.
 // Whatever would change the computation and is not supported (another model_type, mixture of experts, rotary scaling,
 // biases, another activation) throws Error{kConfig} naming file and field. Unknown fields are ignored: these files
 // carry many that have no effect on the mathematics.

@@ -16,32 +16,6 @@ constexpr const char* kSliding = "sliding_attention";
 constexpr const char* kFull = "full_attention";
 constexpr const char* kUseRelease = "use a Gemma 4 release, or give the field the value it has there";
 
-// The "unified" text model is the same without per-layer inputs, and its class has other defaults.
-bool is_unified(const JsonObject& text) {
-  return text.text("model_type", "gemma4_text").starts_with("gemma4_unified");
-}
-
-JsonObject text_model(const JsonObject& file) {
-  const std::string model_type = file.text("model_type", "");
-  if (model_type == "gemma4_text" || model_type == "gemma4_unified_text") return file;
-  file.require({"text_config"});
-  JsonObject text = file.object("text_config");
-  const std::string expected = model_type + "_text";
-  const std::string nested = text.text("model_type", expected);
-  if (nested != expected) {
-    file.refuse(format("text_config.model_type must be {}, not {}", expected, shown(nested)), kUseRelease);
-  }
-  if (text.has("quantization_config")) {
-    file.refuse("text_config.quantization_config: quantised weights cannot be trained",
-                "use the bf16 release of the model");
-  }
-  if (text.has("tie_word_embeddings") &&
-      text.boolean("tie_word_embeddings", true) != file.boolean("tie_word_embeddings", true)) {
-    file.refuse("tie_word_embeddings and text_config.tie_word_embeddings differ", "keep the right one");
-  }
-  return text;
-}
-
 void refuse_unsupported(const JsonObject& text) {
   const auto name = [&](const char* field) { return text.full_name(field); };
   if (text.boolean("enable_moe_block", false) || text.integer("num_experts") > 0) {
@@ -223,7 +197,7 @@ void read_rotary(const JsonObject& text, const std::string& letters, ModelConfig
 }
 
 void read_per_layer_inputs(const JsonObject& text, ModelConfig& model) {
-  if (is_unified(text) || text.is_null("hidden_size_per_layer_input")) return;
+  if (text.is_null("hidden_size_per_layer_input")) return;
   model.hidden_size_per_layer_input = text.integer("hidden_size_per_layer_input", 256);
   const int64_t vocabulary = text.integer("vocab_size_per_layer_input", 262144);
   if (model.hidden_size_per_layer_input == 0 || vocabulary == model.vocab_size) return;
@@ -234,8 +208,7 @@ void read_per_layer_inputs(const JsonObject& text, ModelConfig& model) {
 
 }  // namespace
 
-ModelConfig read_hf_gemma4(const JsonObject& file) {
-  const JsonObject text = text_model(file);
+ModelConfig read_hf_gemma4(const JsonObject& text, bool unified) {
   refuse_unsupported(text);
   ModelConfig model;
   model.family = "gemma4";
@@ -246,15 +219,14 @@ ModelConfig read_hf_gemma4(const JsonObject& file) {
   read_heads(text, letters, model);
   read_rotary(text, letters, model);
   // The remaining defaults are those of the transformers classes.
-  const bool unified = is_unified(text);
   model.max_position_embeddings = text.integer("max_position_embeddings", unified ? 262144 : 131072);
-  model.tie_word_embeddings = file.boolean("tie_word_embeddings", true);
+  model.tie_word_embeddings = text.boolean("tie_word_embeddings", true);
   if (!model.layer_types.empty()) model.sliding_window = text.integer("sliding_window", unified ? 1024 : 512);
   model.attention_k_eq_v = text.boolean("attention_k_eq_v", false);
   model.num_kv_shared_layers = text.integer("num_kv_shared_layers", 0);
   model.use_double_wide_mlp = text.boolean("use_double_wide_mlp", false);
   model.final_logit_softcapping = text.number("final_logit_softcapping", 0);
-  read_per_layer_inputs(text, model);
+  if (!unified) read_per_layer_inputs(text, model);
   return model;
 }
 

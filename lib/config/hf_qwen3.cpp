@@ -18,55 +18,67 @@ bool is_plain_rope(const JsonObject& rope) {
 }
 
 // transformers 4 writes rope_theta at the top level and rope_scaling beside it, 5 writes both into rope_parameters.
-double read_rope_theta(const JsonObject& file) {
+double read_rope_theta(const JsonObject& text) {
+  const char* key = "rope_theta";
   std::optional<double> theta;
-  if (file.has("rope_theta")) theta = file.number("rope_theta", 0);
+  if (text.has(key)) theta = text.number(key, 0);
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
-    if (!file.has(name)) continue;
-    if (!file.is_object(name) || !is_plain_rope(file.object(name))) {
-      file.refuse(format("{} {} is not supported: only the default rotary embedding is", name, file.json(name)),
-                  "use a model without rotary scaling");
+    if (!text.has(name)) continue;
+    if (!text.is_object(name) || !is_plain_rope(text.object(name))) {
+      text.refuse(
+          format("{} {} is not supported: only the default rotary embedding is", text.full_name(name), text.json(name)),
+          "use a model without rotary scaling");
     }
-    const JsonObject rope = file.object(name);
-    if (!rope.has("rope_theta")) continue;
-    const double nested = rope.number("rope_theta", 0);
+    const JsonObject rope = text.object(name);
+    if (!rope.has(key)) continue;
+    const double nested = rope.number(key, 0);
     if (theta && *theta != nested) {
-      file.refuse(format("rope_theta is {} and {}.rope_theta is {}", *theta, name, nested), "keep the right one");
+      text.refuse(format("{} is {} and {} is {}", text.full_name(key), *theta, rope.full_name(key), nested),
+                  "keep the right one");
     }
     theta = nested;
   }
-  if (!theta) file.refuse("missing rope_theta", "add it: it differs between releases, so there is no safe default");
+  if (!theta) {
+    text.refuse("missing " + text.full_name(key), "add it: it differs between releases, so there is no safe default");
+  }
   return *theta;
 }
 
-void refuse_unsupported(const JsonObject& file) {
-  const std::string activation = file.text("hidden_act", "silu");
-  if (activation != "silu")
-    file.refuse(format("hidden_act must be silu, not {}", shown(activation)), "use a Qwen3 model");
-  if (file.boolean("attention_bias", false)) {
-    file.refuse("attention_bias true is not supported", "use a model without attention biases, as Qwen3 releases are");
+void refuse_unsupported(const JsonObject& text) {
+  const auto name = [&](const char* field) { return text.full_name(field); };
+  const std::string activation = text.text("hidden_act", "silu");
+  if (activation != "silu") {
+    text.refuse(format("{} must be silu, not {}", name("hidden_act"), shown(activation)), "use a Qwen3 model");
   }
-  if (file.number("attention_dropout", 0) != 0) {
-    file.refuse("attention_dropout is not supported", "set attention_dropout to 0, as in the Qwen3 releases");
+  if (text.boolean("attention_bias", false)) {
+    text.refuse(name("attention_bias") + " true is not supported",
+                "use a model without attention biases, as Qwen3 releases are");
+  }
+  if (text.number("attention_dropout", 0) != 0) {
+    text.refuse(name("attention_dropout") + " is not supported",
+                "set attention_dropout to 0, as in the Qwen3 releases");
   }
   const std::string window_hint = "use a model with full attention in every layer, as Qwen3 releases are";
-  if (file.boolean("use_sliding_window", false)) file.refuse("use_sliding_window true is not supported", window_hint);
-  for (const std::string& type : file.texts("layer_types")) {
-    if (type != "full_attention") file.refuse(format("layer_types \"{}\" is not supported", shown(type)), window_hint);
+  if (text.boolean("use_sliding_window", false)) {
+    text.refuse(name("use_sliding_window") + " true is not supported", window_hint);
+  }
+  for (const std::string& type : text.texts("layer_types")) {
+    if (type == "full_attention") continue;
+    text.refuse(format("{} \"{}\" is not supported", name("layer_types"), shown(type)), window_hint);
   }
 }
 
 }  // namespace
 
-ModelConfig read_hf_qwen3(const JsonObject& file) {
-  refuse_unsupported(file);
+ModelConfig read_hf_qwen3(const JsonObject& text) {
+  refuse_unsupported(text);
   ModelConfig model;
-  read_hf_common(file, model);
+  read_hf_common(text, model);
   // The remaining defaults are those of the transformers class Qwen3Config, which differ from the released models.
-  model.head_dim = file.integer("head_dim", 128);
-  model.max_position_embeddings = file.integer("max_position_embeddings", 32768);
-  model.tie_word_embeddings = file.boolean("tie_word_embeddings", false);
-  model.rope_theta = read_rope_theta(file);
+  model.head_dim = text.integer("head_dim", 128);
+  model.max_position_embeddings = text.integer("max_position_embeddings", 32768);
+  model.tie_word_embeddings = text.boolean("tie_word_embeddings", false);
+  model.rope_theta = read_rope_theta(text);
   return model;
 }
 

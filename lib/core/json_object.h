@@ -13,9 +13,9 @@ namespace invar {
 // How a JSON text of somebody else is refused.
 struct JsonRules {
   ErrorKind kind = ErrorKind::kData;
-  std::string fix = {};      // the hint where the form of the text or the type of a field is wrong
-  std::string missing = {};  // the hint where a required field is absent
+  std::string fix = {};  // the hint where the form of the text or the type of a field is wrong
   int64_t max_bytes = 100'000'000;
+  std::string missing = {};  // the hint where a required field is absent
 };
 
 // Typed access to one object of a JSON text that others wrote. A field that is null counts as absent, as it does for

@@ -399,10 +399,10 @@ std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model) {
   return tensors;
 }
 
-void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader) {
+void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const HfWeights& weights) {
   TrafficTable ignored;
   const MetaRank rank(config, topology, world_rank, &ignored);
-  load_hf_weights(rank.state.parameters(), rank.stream, reader);
+  load_hf_weights(rank.state.parameters(), rank.stream, weights);
 }
 
 }  // namespace invar

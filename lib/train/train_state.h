@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/hf_weights.h"
 #include "core/exact_sum.h"
 #include "data/batch.h"
 #include "models/decoder_model.h"
@@ -142,6 +142,6 @@ ParameterCounts count_parameters(const Config& config);
 std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model);
 
 // Refuses weights that load_hf_weights() would refuse, without memory for them. Not collective.
-void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const SafetensorsReader& reader);
+void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const HfWeights& weights);
 
 }  // namespace invar

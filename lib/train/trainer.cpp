@@ -156,7 +156,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     validation_source_ = make_token_source(config.data, token_request(config, Split::kValidation, world));
   }
   if (config.model.init == InitKind::kHuggingFace && !checkpoints_.resumes()) {
-    weights_ = std::make_unique<SafetensorsReader>(config.model.hf_path);
+    weights_ = std::make_unique<HfWeights>(config.model.hf_path);
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
   const std::string& export_dir = config.checkpoint.export_dir;
@@ -190,6 +190,10 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info("memory of rank 0: " + describe_memory(memory));
   log.info("training data: " + train_source_->describe());
   if (validation_source_ != nullptr) log.info("validation data: " + validation_source_->describe());
+  if (weights_ != nullptr) {
+    const std::string left_out = weights_->describe_left_out();
+    if (!left_out.empty()) log.info(format("weights of {}: left out {}", config_.model.hf_path, left_out));
+  }
   checkpoints_.describe(log);
 }
 

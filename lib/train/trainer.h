@@ -1,6 +1,6 @@
 #pragma once
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/hf_weights.h"
 #include "observe/log.h"
 #include "train/anomaly.h"
 #include "train/replica_work.h"
@@ -45,7 +45,7 @@ class Trainer {
   const Stream& stream_;
   std::unique_ptr<TokenSource> train_source_;
   std::unique_ptr<TokenSource> validation_source_;  // null without evaluation
-  std::unique_ptr<SafetensorsReader> weights_;      // null with other weights
+  std::unique_ptr<HfWeights> weights_;              // null with other weights
   RunCheckpoints checkpoints_;
   StopControl& stop_;
   ReplicaWork* work_;

@@ -62,7 +62,7 @@ Tensors load_at(const fs::path& folder, int tensor, int data, DType dtype, const
   run_thread_ranks(tensor * data, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {tensor, data});
     Model model(config, groups, dtype);
-    load_hf_weights(model.model.parameters(), Stream(DeviceType::kCpu), SafetensorsReader(folder));
+    load_hf_weights(model.model.parameters(), Stream(DeviceType::kCpu), HfWeights(folder));
     Tensors mine = collect(model, groups);
     if (!to.empty()) {
       export_hf_weights(model.model.parameters(), groups, Stream(DeviceType::kCpu), to, max_shard_bytes);
@@ -177,7 +177,7 @@ TEST_CASE("Gemma 4: weights load at any layout and come together, and export is 
   }
 }
 
-TEST_CASE("Gemma 4: a released file's names, other modalities and unused keys and values are taken") {
+TEST_CASE("Gemma 4: a released file's names and its unused keys and values are taken") {
   const TemporaryFolder folder;
   write_edited(
       folder.path(),
@@ -186,13 +186,121 @@ TEST_CASE("Gemma 4: a released file's names, other modalities and unused keys an
         for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) {
           t[std::string("model.language_model.layers.9.self_attn.") + name] = Named{{4}, {1, 2, 3, 4}};
         }
-        for (const char* part : {"vision_tower.a", "audio_tower.b", "embed_vision.c", "embed_audio.d"}) {
-          t[std::string("model.") + part] = Named{{2}, {1, 2}};
-        }
       },
       kGemma4);
   CHECK(load_at(folder.path(), 2, 1, DType::kF32, {}, int64_t{5} << 30, kGemma4) ==
         read_tensors(kGemma4 + "/model.safetensors"));
+}
+
+namespace {
+
+// What transformers 5.24 saves of each class beside its text model, one name of each of a layer's tensors and more.
+// tests/e2e/test_transformers.py makes all of them.
+struct ReleasedClass {
+  std::string model_type, text_type, model_case;
+  std::vector<std::string> vision, audio;
+};
+const std::vector<ReleasedClass> kReleasedClasses = {
+    {"gemma4",
+     "gemma4_text",
+     kGemma4,
+     {"embed_vision.embedding_projection.weight", "vision_tower.encoder.layers.0.input_layernorm.weight",
+      "vision_tower.encoder.layers.0.mlp.down_proj.linear.weight",
+      "vision_tower.encoder.layers.1.self_attn.q_norm.weight", "vision_tower.patch_embedder.input_proj.weight",
+      "vision_tower.patch_embedder.position_embedding_table"},
+     {"audio_tower.layers.0.feed_forward1.ffw_layer_1.input_max", "audio_tower.layers.1.lconv1d.conv_norm.weight",
+      "audio_tower.layers.1.self_attn.per_dim_scale", "audio_tower.output_proj.bias",
+      "audio_tower.subsample_conv_projection.layer0.conv.weight", "embed_audio.embedding_projection.weight"}},
+    {"gemma4_unified",
+     "gemma4_unified_text",
+     kGemma4Dense,
+     {"embed_vision.embedding_projection.weight", "vision_embedder.patch_dense.bias",
+      "vision_embedder.patch_dense.weight", "vision_embedder.patch_ln1.bias", "vision_embedder.patch_ln2.weight",
+      "vision_embedder.pos_embedding", "vision_embedder.pos_norm.weight"},
+     {"embed_audio.embedding_projection.weight"}},
+    {"qwen3_vl",
+     "qwen3_vl_text",
+     kCase,
+     {"visual.blocks.0.attn.qkv.weight", "visual.deepstack_merger_list.1.linear_fc1.bias", "visual.merger.norm.weight",
+      "visual.patch_embed.proj.weight", "visual.pos_embed.weight"},
+     {}},
+    {"qwen3_asr",
+     "qwen3",
+     kCase,
+     {},
+     {"audio_tower.conv2d1.bias", "audio_tower.conv_out.weight", "audio_tower.layers.0.self_attn.k_proj.bias",
+      "audio_tower.ln_post.weight", "multi_modal_projector.linear_1.weight"}},
+};
+
+// The config.json of such a class around the text model of its case, with the towers of these fields.
+void write_wrapped_config(const TemporaryFolder& folder, const ReleasedClass& released,
+                          const std::vector<std::string>& towers) {
+  std::string text = read_file(released.model_case + "/config.json");
+  for (const char* type : {"\"gemma4_text\"", "\"qwen3\""}) {
+    const size_t at = text.find(type);
+    if (at != std::string::npos) text.replace(at, std::string(type).size(), "\"" + released.text_type + "\"");
+  }
+  std::string json = R"({"model_type": ")" + released.model_type + R"(", "tie_word_embeddings": true, "text_config": )";
+  json += text;
+  for (const std::string& tower : towers) json += ", \"" + tower + R"(": {"hidden_size": 32})";
+  folder.write("config.json", json + "}");
+}
+
+}  // namespace
+
+TEST_CASE("every class of several modalities: its towers are left out where config.json declares them") {
+  for (const ReleasedClass& released : kReleasedClasses) {
+    INFO(released.model_type);
+    const TemporaryFolder folder;
+    const auto add = [&](std::map<std::string, Named>& t, const std::vector<std::string>& names) {
+      for (const std::string& name : names) t["model." + name] = Named{{2}, {1, NAN}};  // which nobody reads
+    };
+    write_edited(
+        folder.path(),
+        [&](auto& t) {
+          t = renamed(t);
+          add(t, released.vision);
+          add(t, released.audio);
+        },
+        released.model_case);
+    std::vector<std::string> towers;
+    if (!released.vision.empty()) towers.push_back("vision_config");
+    if (!released.audio.empty()) towers.push_back("audio_config");
+    write_wrapped_config(folder, released, towers);
+    const auto load = [&] {
+      return load_at(folder.path(), 2, 1, DType::kF32, {}, int64_t{5} << 30, released.model_case);
+    };
+    CHECK(load() == read_tensors(released.model_case + "/model.safetensors"));
+    ModelConfig model = read_hf_config(folder.path().string());
+    CHECK(model.hidden_size == read_hf_config(released.model_case).hidden_size);
+
+    const auto count = [](const std::vector<std::string>& names, const char* modality) {
+      return names.empty() ? "" : std::to_string(names.size()) + " tensors of " + modality;
+    };
+    const std::string vision = count(released.vision, "vision"), audio = count(released.audio, "audio");
+    CHECK(HfWeights(folder.path()).describe_left_out() ==
+          audio + (vision.empty() || audio.empty() ? "" : " and ") + vision);
+    // Without its field a tower belongs to nothing.
+    for (const std::string& dropped : towers) {
+      INFO("without " << dropped);
+      std::vector<std::string> others = towers;
+      std::erase(others, dropped);
+      write_wrapped_config(folder, released, others);
+      const auto& names = dropped == "vision_config" ? released.vision : released.audio;
+      const std::string message = message_of(ErrorKind::kData, [&] { (void)load(); });
+      CHECK(contains(message, "the model has no parameter 'model." + *std::min_element(names.begin(), names.end())));
+    }
+  }
+}
+
+TEST_CASE("NaN and infinities in weights are named with file, tensor and element") {
+  const std::string q = "model.layers.2.self_attn.q_proj.weight", norm = "model.norm.weight";
+  const std::string o = "model.layers.1.self_attn.o_proj.weight";  // stored transposed
+  CHECK(contains(refusal_of([&](auto& t) { t[q].values[3 * 48 + 5] = NAN; }),
+                 "/model.safetensors: tensor '" + q + "': element [3, 5] is nan"));
+  CHECK(contains(refusal_of([&](auto& t) { t[o].values[7 * 128 + 9] = -INFINITY; }),
+                 "tensor '" + o + "': element [7, 9] is -inf"));
+  CHECK(contains(refusal_of([&](auto& t) { t[norm].values[47] = INFINITY; }), "'" + norm + "': element [47] is inf"));
 }
 
 TEST_CASE("Gemma 4: import is strict about everything else") {
@@ -204,7 +312,7 @@ TEST_CASE("Gemma 4: import is strict about everything else") {
   // Both forms of one tensor.
   const std::string norm = "model.language_model.norm.weight";
   CHECK(contains(refusal([&](auto& t) { t[norm] = t["model.norm.weight"]; }), norm));
-  // Towers beside a text-only model's names; a tower that no release has; keys of a layer that has its own.
+  // A tower that no config.json declares; one that no release has; keys of a layer that has its own.
   CHECK(contains(refusal([](auto& t) { t["model.vision_tower.a"] = Named{{1}, {1}}; }), "model.vision_tower.a"));
   CHECK(contains(refusal([](auto& t) {
                    t = renamed(t);

@@ -8,7 +8,7 @@ using namespace invar::test;
 
 namespace {
 
-const JsonRules kRules{ErrorKind::kData, "copy it again", "add it", 1'000'000};
+const JsonRules kRules{ErrorKind::kData, "copy it again", 1'000'000, "add it"};
 
 JsonObject parse(const std::string& text) {
   return JsonObject::parse(text, "a.json", kRules);
