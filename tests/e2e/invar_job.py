@@ -3,6 +3,7 @@
 The environment names the programs, INVAR and MPIRUN; CTest sets them.
 """
 import array
+import itertools
 import json
 import os
 import pathlib
@@ -18,17 +19,24 @@ REFERENCE = ROOT / "tests" / "reference"
 INVAR = os.environ.get("INVAR", str(ROOT / "build/cpu-release/bin/invar"))
 MPIRUN = os.environ.get("MPIRUN", "mpirun")
 LAUNCH = [MPIRUN, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+# What launchers tell their ranks: these tests may themselves run within a job of Slurm, MPI or torchrun.
+OF_LAUNCHERS = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX(?!_MCA)|MPI|OMPI(?!_MCA|_ALLOW)|MV2|TORCHELASTIC)_|"
+                          r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|INVAR_LAUNCH)$")
 # On the CPU, where several ranks can share a machine: GPUs are hidden.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-               "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {**{name: value for name, value in os.environ.items() if not OF_LAUNCHERS.match(name)},
+               "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "CUDA_VISIBLE_DEVICES": ""}
 
-# A build with sanitizers is several times slower, and takes terabytes of addresses. On a busy machine INVAR_TEST_SLOWER
-# multiplies every limit of time.
+# A build with sanitizers is several times slower, and takes terabytes of addresses. INVAR_TEST_SLOWER multiplies every
+# limit of time.
 SANITIZED = bool(os.environ.get("INVAR_SANITIZE"))
 SLOWER = (5 if SANITIZED else 1) * int(os.environ.get("INVAR_TEST_SLOWER", "1"))
 
-FAILURE_SECONDS = 10 * SLOWER  # a job that fails ends within this time
-RUN_SECONDS = 60 * SLOWER
+# What is not over by then hangs: a slow or busy machine is no failure. What invar promises is PROMISED_SECONDS, which
+# test_failures.py measures beside what this machine takes to start a job.
+RUN_SECONDS = 300 * SLOWER
+FAILURE_SECONDS = 60 * SLOWER
+GONE_SECONDS = 60 * SLOWER  # until the processes of a job that is over are gone
+PROMISED_SECONDS = 10
 
 SEQUENCE = 16
 VOCABULARY = 250
@@ -120,6 +128,49 @@ def read_safetensors_header(path):
         return json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
 
 
+class Pause:
+    """A moment at which a job stands still, made by tests/support/pause_at.c: a call (write, fsync, rename) on a file whose
+    path matches the pattern; of a write, one of bytes that contain `text`. It waits until release()."""
+
+    LIBRARY = pathlib.Path(INVAR).resolve().with_name("pause_at.so")
+
+    def __init__(self, folder, call, pattern, text=""):
+        """folder: one of its own, which is made."""
+        if not self.LIBRARY.exists():
+            raise FileNotFoundError(f"{self.LIBRARY} is missing: build the target pause_at")
+        self.folder = folder
+        self.words = f"{folder}\t{call}\t{pattern}"
+        folder.mkdir(parents=True)
+        self.hold(text)
+
+    def hold(self, text=""):
+        """From now on at writes of this text; what waits for another one goes on."""
+        (self.folder / "reached").unlink(missing_ok=True)
+        (self.folder / "next").write_text(text)
+        (self.folder / "next").rename(self.folder / "hold")
+
+    def release(self):
+        (self.folder / "hold").unlink()
+
+    def reached(self):
+        return (self.folder / "reached").exists()
+
+    def signalled(self):
+        """Whether the thread that waits has handled a signal."""
+        return (self.folder / "signalled").exists()
+
+
+def environment_with(pauses):
+    """ENVIRONMENT for a job that is to stand still at these."""
+    if not pauses:
+        return ENVIRONMENT
+    library = pauses[0].folder / "pause_at.so"  # LD_PRELOAD allows no blanks, which the path of a build may have
+    if not library.exists():
+        library.symlink_to(Pause.LIBRARY)
+    return {**ENVIRONMENT, "LD_PRELOAD": str(library), "INVAR_PAUSES": "\n".join(pause.words for pause in pauses),
+            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+
+
 def wait_until(condition, seconds):
     """Whether the condition became true in time."""
     deadline = time.monotonic() + seconds
@@ -164,6 +215,25 @@ class JobTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="invar_e2e_")
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+        self.numbers = itertools.count(1)  # of pauses
+
+    def pause(self, call, pattern, text=""):
+        """For jobs that are started with it in `pauses`; they go on when reach() and release() have been called."""
+        return Pause(self.folder / "pauses" / str(next(self.numbers)), call, pattern, text)
+
+    def pause_at_step(self, run, step):
+        """Rank 0 is about to write the metrics of this step, the others go on until they need it."""
+        return self.pause("write", f"*/{run}/metrics.jsonl", f'"step":{step},')
+
+    def reach(self, pause, process):
+        """Waits until the job stands still there."""
+        wait_until(lambda: pause.reached() or process.poll() is not None, RUN_SECONDS)
+        if not pause.reached():
+            end(process)
+            self.fail(f"did not come to {pause.words}\n{''.join(text or '' for text in process.communicate())}")
+
+    def check_gone(self, pids):
+        self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), GONE_SECONDS), "processes are left over")
 
     def write(self, name, text):
         (self.folder / name).write_text(text)
@@ -176,9 +246,9 @@ class JobTest(unittest.TestCase):
             merged.setdefault(name, {}).update(section)
         return self.write("run.yaml", to_yaml(merged))
 
-    def start(self, *arguments, ranks=None, in_child=None):
+    def start(self, *arguments, ranks=None, in_child=None, pauses=()):
         """in_child: called in the new process before it becomes invar or mpirun."""
-        process = subprocess.Popen(command(arguments, ranks), cwd=self.folder, env=ENVIRONMENT, text=True,
+        process = subprocess.Popen(command(arguments, ranks), cwd=self.folder, env=environment_with(pauses), text=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    preexec_fn=in_child)
         self.addCleanup(lambda: end(process) if process.poll() is None else None)
