@@ -32,7 +32,7 @@ class Availability(unittest.TestCase):
 
     def tool(self, *arguments):
         return subprocess.run([sys.executable, str(ROOT / "tools" / "availability"), *arguments], cwd=self.folder,
-                              capture_output=True, text=True, timeout=120)
+                              capture_output=True, text=True, timeout=invar_job.RUN_SECONDS)
 
     def table(self, stdout):
         """Rows of the throughput table: [failed %, domains hit %, throughputs ...]."""
@@ -163,7 +163,7 @@ class MeasuredWidths(invar_job.JobTest):
         plausible = (f"{width},{m},{60 * m / width}" for width, m in points)
         (self.folder / "steps.csv").write_text("\n".join([",".join(step_times.HEADER), *plausible]))
         told = subprocess.run([sys.executable, str(ROOT / "tools" / "availability"), "--measured", "steps.csv", "--draws", "3"],
-                              cwd=self.folder, capture_output=True, text=True, timeout=120)
+                              cwd=self.folder, capture_output=True, text=True, timeout=invar_job.RUN_SECONDS)
         self.assertEqual(told.returncode, 0, told.stderr)
         self.assertIn("Domains of 3 GPUs (measured widths)", told.stdout)
 

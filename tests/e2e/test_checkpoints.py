@@ -9,7 +9,7 @@ import time
 import unittest
 
 import invar_job
-from invar_job import (FAILURE_SECONDS, RUN_SECONDS, SEQUENCE, JobTest, ids_of, is_alive, last_by_step,
+from invar_job import (FAILURE_SECONDS, RUN_SECONDS, SEQUENCE, JobTest, ids_of, last_by_step,
                        read_safetensors_header, series, wait_until)
 
 USAGE, DATA, FAULT = 2, 3, 1
@@ -68,14 +68,21 @@ class CheckpointTest(JobTest):
         self.assertTrue(reached, "the run did not get there")
         return process
 
+    def paused(self, run, step, ranks=None):
+        """A run that stands still after `step`, with its checkpoints of before on disk."""
+        pause = self.pause_at_step(run, step + 1)
+        process = self.start("train", "run.yaml", f"log.dir={run}", "checkpoint.async=false", ranks=ranks, pauses=[pause])
+        self.reach(pause, process)
+        return process
+
     def kill(self, process):
         """As the machine would: no rank can say anything."""
         victims = ids_of(process)
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=FAILURE_SECONDS)
+        process.communicate(timeout=RUN_SECONDS)
         self.assertNotEqual(process.returncode, 0)
-        self.assertTrue(wait_until(lambda: not any(map(is_alive, victims)), 2), "ranks are left over")
+        self.check_gone(victims)
 
     def inspect(self, checkpoint, *options):
         return self.succeed("inspect", checkpoint, *options).stdout
@@ -90,7 +97,7 @@ class Resume(CheckpointTest):
             with self.subTest(name):
                 self.recipe(parallel=layout)
                 self.train(f"whole_{name}", ranks=2)
-                self.kill(self.stalled(f"killed_{name}", 15, ranks=2))
+                self.kill(self.paused(f"killed_{name}", 15, ranks=2))
                 self.assertEqual(self.latest(f"killed_{name}"), "step_00000010")
                 outcome = self.succeed("train", "run.yaml", f"log.dir=killed_{name}", ranks=2)
                 self.assertIn("step_00000010: step 10 of 20, 40 samples consumed", outcome.stdout)
@@ -103,7 +110,7 @@ class Resume(CheckpointTest):
     def test_bf16(self):
         self.recipe(parallel=TENSOR, numerics={"precision": "bf16"})
         self.train("whole", ranks=2)
-        self.kill(self.stalled("killed", 15, ranks=2))
+        self.kill(self.paused("killed", 15, ranks=2))
         self.succeed("train", "run.yaml", "log.dir=killed", ranks=2)
         self.check_same_run("killed", "whole")
 
@@ -206,7 +213,7 @@ class SameCommand(CheckpointTest):
                 run = f"run_{step}"
                 process = self.stalled(run, step)
                 process.send_signal(signal.SIGUSR1)
-                self.assertEqual(self.finish(process, time.monotonic(), FAILURE_SECONDS).code, 75)
+                self.assertEqual(self.finish(process, time.monotonic(), RUN_SECONDS).code, 75)
                 self.assertEqual(series(self.folder / run, "validation_loss"), [])
                 self.succeed("train", "run.yaml", f"log.dir={run}", f"train.eval_every={step}", "train.eval_batches=2")
                 found = last_by_step(self.folder / run, "validation_loss")
@@ -217,8 +224,8 @@ class SameCommand(CheckpointTest):
 
     def test_another_job_in_the_folder(self):
         self.recipe(parallel=TENSOR)
-        process = self.stalled("run", 7, ranks=2)
-        outcome = self.run_invar("train", "run.yaml", "log.dir=run", ranks=2, seconds=2 * FAILURE_SECONDS)
+        process = self.paused("run", 7, ranks=2)
+        outcome = self.run_invar("train", "run.yaml", "log.dir=run", ranks=2)  # waits for a while
         self.check_failure(outcome, USAGE, "run/checkpoints: another run saves its checkpoints here")
         self.kill(process)
         self.succeed("train", "run.yaml", "log.dir=run", ranks=2)

@@ -5,11 +5,12 @@ import pathlib
 import re
 import signal
 import subprocess
+import time
 import unittest
 import unittest.mock
 
 import invar_job
-from invar_job import (FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, SMALL, ids_of, last_by_step, series, to_yaml,
+from invar_job import (INVAR, LAUNCH, REFERENCE, RUN_SECONDS, SMALL, ids_of, last_by_step, series, to_yaml,
                        wait_until)
 from test_gpu import GpuTest, gpus, use_gpus
 from test_supervise import SuperviseTest
@@ -185,11 +186,11 @@ class SeveralGpus(GpuTest):
         self.recipe(train={"steps": 1000000})
         process = self.start("train", "run.yaml", "device=cuda", "log.dir=hang", "comm.timeout=5", "parallel.tensor=2",
                              ranks=2)
-        self.assertTrue(wait_until(lambda: len(series(self.folder / "hang", "loss")) > 3, 60), "it did not start")
+        self.assertTrue(wait_until(lambda: len(series(self.folder / "hang", "loss")) > 3, RUN_SECONDS), "it did not start")
         victim = ids_of(process)[1]
         os.kill(victim, signal.SIGSTOP)
         try:
-            outcome = self.finish(process, 0, 60 + FAILURE_SECONDS)
+            outcome = self.finish(process, time.monotonic(), RUN_SECONDS)
         finally:
             try:
                 os.kill(victim, signal.SIGCONT)
@@ -210,9 +211,8 @@ class Recovery(SuperviseTest):
     def test_a_killed_rank_costs_a_restart_and_no_bit(self):
         self.recipe(tensor=2, data=2, steps=400)
         self.train("whole", "device=cuda", "parallel.tensor=1", "parallel.data=1")
-        process = self.supervise(overrides=["device=cuda", *(["comm.share_gpus=true"] if gpus() < 4 else [])])
-        self.signal_rank(3, 20)
-        outcome = self.finish_supervise(process)
+        shared = ["comm.share_gpus=true"] if gpus() < 4 else []
+        outcome = self.finish_supervise(self.supervise_and_signal(3, 20, overrides=["device=cuda", *shared]))
         self.assertIn("attempt 2: 3 ranks, tensor widths [2, 1]\n", outcome.stdout)
         self.assertEqual(len(last_by_step(self.folder / "run", "state_hash")), 400)
         self.check_same_bits("run", "whole")

@@ -412,7 +412,7 @@ class Tokenise(JobTest):
     def tokenise(self, form):
         output = self.folder / f"{form}.bin"
         done = subprocess.run([sys.executable, ROOT / "tools" / "tokenise", *self.INPUTS, "--output", output, "--format",
-                               form], capture_output=True, text=True, timeout=20 * invar_job.SLOWER)
+                               form], capture_output=True, text=True, timeout=invar_job.RUN_SECONDS)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -459,7 +459,7 @@ class Launch(JobTest):
 
     def launch(self, *arguments, **environment):
         return subprocess.run([ROOT / "launch" / "mpirun", *arguments], cwd=self.folder, capture_output=True, text=True,
-                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=20 * invar_job.SLOWER)
+                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=invar_job.RUN_SECONDS)
 
     def test_trains(self):
         done = self.launch("-n", "2", self.config(), "train.steps=1", "parallel.tensor=2")

@@ -4,12 +4,11 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import unittest
 
 import invar_job
 import test_checkpoints
-from invar_job import ROOT, RUN_SECONDS, SLOWER, last_by_step, ranks_of, wait_until
+from invar_job import ROOT, RUN_SECONDS, ranks_of, wait_until
 from test_checkpoints import TENSOR, USAGE
 
 RESTART = 75
@@ -32,7 +31,7 @@ exec {mpirun} "$@"
 class Slurm(test_checkpoints.CheckpointTest):
     def setUp(self):
         super().setUp()
-        self.recipe(parallel=TENSOR, train={"global_batch_size": 24})
+        self.recipe(parallel=TENSOR)
         (self.folder / "bin").mkdir()
         real = [shutil.which(invar_job.MPIRUN), *invar_job.LAUNCH[1:]]
         for name, text in (("srun", SRUN.format(mpirun=" ".join([*real, "-n", str(RANKS)]))), ("scontrol", SCONTROL),
@@ -40,9 +39,9 @@ class Slurm(test_checkpoints.CheckpointTest):
             self.write(f"bin/{name}", text)
             (self.folder / "bin" / name).chmod(0o755)
 
-    def submit(self, *arguments, **environment):
+    def submit(self, *arguments, pauses=(), **environment):
         """The batch shell, in a session of its own as under Slurm; its standard error goes to the same place."""
-        variables = {**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, "SLURM_SUBMIT_DIR": str(self.folder),
+        variables = {**invar_job.environment_with(pauses), "INVAR": invar_job.INVAR, "SLURM_SUBMIT_DIR": str(self.folder),
                      "SLURM_JOB_ID": JOB_ID, "SLURM_NTASKS": str(RANKS), "SLURM_CPUS_PER_TASK": "1",
                      "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **environment}
         process = subprocess.Popen([ROOT / "launch" / "slurm.sbatch", *arguments], cwd="/", env=variables, text=True,
@@ -72,15 +71,18 @@ class Slurm(test_checkpoints.CheckpointTest):
 
     def announced_and_requeued(self, launch):
         self.train("whole", ranks=RANKS)
-        shell = self.submit("run.yaml", f"log.dir={launch}", INVAR_LAUNCH=launch)
-        self.assertTrue(wait_until(lambda: last_by_step(self.folder / launch, "loss"), RUN_SECONDS))
+        pause = self.pause_at_step(launch, 3)
+        shell = self.submit("run.yaml", f"log.dir={launch}", pauses=[pause], INVAR_LAUNCH=launch)
+        self.reach(pause, shell)
         ranks = ranks_of(self.launcher(shell))
         self.assertEqual(len(ranks), RANKS)
         shell.send_signal(signal.SIGUSR1)
+        self.assertTrue(wait_until(pause.signalled, RUN_SECONDS), "the announcement did not come to the ranks")
+        pause.release()
         code, output = self.finish_shell(shell)
         self.assertEqual(code, RESTART, output)
-        self.assertEqual(output.count("signal USR1"), 1, output)
-        self.assertFalse(any(map(invar_job.is_alive, ranks)))
+        self.assertEqual(output.count("stopping after step 3: signal USR1"), 1, output)
+        self.check_gone(ranks)
         self.assertEqual(self.requeued(), [f"requeue {JOB_ID}"])
 
         code, output = self.finish_shell(self.submit("run.yaml", f"log.dir={launch}", INVAR_LAUNCH=launch))
@@ -101,15 +103,15 @@ class Slurm(test_checkpoints.CheckpointTest):
         """Requeued only if the end was announced: a crash must not come back for ever."""
         for announced in (False, True):
             with self.subTest(announced=announced):
-                self.write("bin/srun", "#!/usr/bin/env bash\ntrap '' USR1\ntouch started\n"
+                self.write("bin/srun", "#!/usr/bin/env bash\ntrap 'touch told' USR1\ntouch started\n"
                                        "until [[ -e die ]]; do sleep 0.02; done\nkill -KILL $$\n")
-                for name in ("started", "die"):
+                for name in ("started", "told", "die"):
                     (self.folder / name).unlink(missing_ok=True)
                 shell = self.submit("run.yaml")
-                self.assertTrue(wait_until((self.folder / "started").exists, 10 * SLOWER))
+                self.assertTrue(wait_until((self.folder / "started").exists, RUN_SECONDS))
                 if announced:
                     shell.send_signal(signal.SIGUSR1)
-                    time.sleep(0.2)
+                    self.assertTrue(wait_until((self.folder / "told").exists, RUN_SECONDS))
                 self.write("die", "")
                 code, output = self.finish_shell(shell)
                 self.assertEqual(code, 128 + signal.SIGKILL, output)

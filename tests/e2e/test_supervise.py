@@ -1,5 +1,6 @@
 """launch/supervise: ranks that die at any step cost a restart, and not one bit of the run; errors are not restarted."""
 import json
+import math
 import os
 import pathlib
 import random
@@ -12,7 +13,7 @@ import time
 import unittest
 
 import invar_job
-from invar_job import LAUNCH, ROOT, RUN_SECONDS, SLOWER, JobTest, is_alive, last_by_step, wait_until
+from invar_job import LAUNCH, ROOT, RUN_SECONDS, JobTest, last_by_step, wait_until
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "launch"))
@@ -22,18 +23,17 @@ from supervision.layout import Layout  # noqa: E402
 USAGE, FAULT, RESTART = 2, 1, 75
 SUPERVISE = ROOT / "launch" / "supervise"
 SEED = 20
-HANG_SECONDS = 6 * SLOWER
 
 
 class SuperviseTest(JobTest):
-    def recipe(self, tensor, data, spare=0, steps=16, batch=8):
-        """A step of `batch` samples, of which the replicas take equal parts one after another."""
+    def recipe(self, tensor, data, spare=0, steps=16):
+        """A step of eight samples, of which the replicas take equal parts one after another."""
         self.config(numerics={"reduction": "invariant"}, optimizer={"lr": 1e-2},
-                    train={"steps": steps, "global_batch_size": batch}, checkpoint={"every": 5},
+                    train={"steps": steps, "global_batch_size": 8}, checkpoint={"every": 5},
                     log={"hash_every": 1}, parallel={"tensor": tensor, "data": data, "spare": spare})
 
-    def supervise(self, *options, run="run", program=invar_job.INVAR, overrides=(), launch=LAUNCH):
-        environment = {**invar_job.ENVIRONMENT, "MPIRUN": " ".join(launch), "INVAR_LAUNCH": "mpirun"}
+    def supervise(self, *options, run="run", program=invar_job.INVAR, overrides=(), launch=LAUNCH, pauses=()):
+        environment = {**invar_job.environment_with(pauses), "MPIRUN": " ".join(launch), "INVAR_LAUNCH": "mpirun"}
         # parallel.tensor and data are in run.yaml too, but this Python may have no yaml module.
         layout = re.findall(r"^  (tensor|data|spare): (\d+)$", (self.folder / "run.yaml").read_text(), re.M)
         process = subprocess.Popen([sys.executable, "-B", SUPERVISE, *options, "--", program, "train", "run.yaml",
@@ -58,15 +58,23 @@ class SuperviseTest(JobTest):
     def check_nothing_is_left(self, run):
         records = [json.loads(path.read_text()) for path in (self.folder / run).glob("supervise/*/rank_*.json")]
         pids = [record[key] for record in records for key in ("pid", "wrapper") if key in record]
-        self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), 2), "ranks are left over")
+        self.check_gone(pids)
 
-    def signal_rank(self, rank, step, number=signal.SIGKILL, attempt=1, run="run"):
-        """Once the run has come to the step in this attempt."""
-        def has_come():
-            return any(record["rank"] == rank and "pid" in record for record in self.records(attempt, run)) and any(
-                done >= step for done in last_by_step(self.folder / run, "loss"))
-        self.assertTrue(wait_until(has_come, RUN_SECONDS), "never came to be")
-        os.kill(next(record["pid"] for record in self.records(attempt, run) if record["rank"] == rank), number)
+    def signal_rank(self, process, pause, rank, number=signal.SIGKILL, attempt=1, run="run"):
+        """While the run stands still in this attempt; then it goes on."""
+        def pids():
+            return [record["pid"] for record in self.records(attempt, run) if record["rank"] == rank and "pid" in record]
+        self.reach(pause, process)
+        self.assertTrue(wait_until(pids, RUN_SECONDS), "the wrapper has not written down what it started")
+        os.kill(*pids(), number)
+        pause.release()
+
+    def supervise_and_signal(self, rank, step, *options, number=signal.SIGKILL, run="run", overrides=()):
+        """Starts a run of which this rank gets the signal at this step."""
+        pause = self.pause_at_step(run, step)
+        process = self.supervise(*options, run=run, overrides=overrides, pauses=[pause])
+        self.signal_rank(process, pause, rank, number, run=run)
+        return process
 
     def check_same_bits(self, run, reference):
         for key in ("state_hash", "loss"):
@@ -75,15 +83,13 @@ class SuperviseTest(JobTest):
 
 class Deaths(SuperviseTest):
     def test_any_rank_at_any_step(self):
-        self.recipe(tensor=4, data=2, steps=40)
-        self.train("whole", ranks=8)
+        self.recipe(tensor=4, data=2, steps=24)
+        self.train("whole", "parallel.tensor=1", "parallel.data=1")
         rng = random.Random(SEED)
         for rank in (0, rng.randrange(1, 8)):
             with self.subTest(rank=rank):
-                run, step = f"killed_{rank}", rng.randrange(3, 35)
-                process = self.supervise(run=run)
-                self.signal_rank(rank, step, run=run)
-                outcome = self.finish_supervise(process)
+                run, step = f"killed_{rank}", rng.randrange(3, 22)
+                outcome = self.finish_supervise(self.supervise_and_signal(rank, step, run=run))
                 slot = f"dp{rank // 4}.tp{rank % 4}"
                 widths = "[3, 4]" if rank < 4 else "[4, 3]"
                 self.assertIn(f"dead: {slot} (rank {rank}, host ", outcome.stdout)
@@ -91,16 +97,17 @@ class Deaths(SuperviseTest):
                 self.assertEqual(outcome.stdout.count("supervise: dead:"), 1, outcome)
                 self.assertIn(f"attempt 2: 7 ranks, tensor widths {widths}\n", outcome.stdout)
                 self.assertRegex(outcome.stdout, rf"{slot}: first new step [\d.]+ s after it: step \d+")
-                self.assertEqual(len(last_by_step(self.folder / run, "state_hash")), 40)
+                self.assertEqual(len(last_by_step(self.folder / run, "state_hash")), 24)
                 self.check_same_bits(run, "whole")
                 print(next(line for line in outcome.stdout.splitlines() if "first new step" in line))
 
     def test_a_spare_steps_in_and_dies(self):
         self.recipe(tensor=2, data=1, spare=1)
         self.train("whole", "parallel.tensor=1", "parallel.spare=0")
-        process = self.supervise()
-        self.signal_rank(1, 3)
-        self.signal_rank(1, 9, attempt=2)
+        pauses = [self.pause_at_step("run", 3), self.pause_at_step("run", 9)]
+        process = self.supervise(pauses=pauses)
+        self.signal_rank(process, pauses[0], 1)
+        self.signal_rank(process, pauses[1], 1, attempt=2)
         outcome = self.finish_supervise(process)
         self.assertIn("attempt 1: 3 ranks, tensor widths [2], 1 idle\n", outcome.stdout)
         self.assertIn("dead: dp0.tp1 (rank 1, ", outcome.stdout)
@@ -113,9 +120,10 @@ class Deaths(SuperviseTest):
         """The second in the shrunken job, whose rank 2 was rank 3 of the whole one; then the restarts are used up."""
         self.recipe(tensor=2, data=2)
         self.train("whole", "parallel.tensor=1", "parallel.data=1")
-        process = self.supervise("--max-restarts", "2")
-        self.signal_rank(1, 3)
-        self.signal_rank(2, 9, attempt=2)
+        pauses = [self.pause_at_step("run", 3), self.pause_at_step("run", 9)]
+        process = self.supervise("--max-restarts", "2", pauses=pauses)
+        self.signal_rank(process, pauses[0], 1)
+        self.signal_rank(process, pauses[1], 2, attempt=2)
         outcome = self.finish_supervise(process)
         self.assertIn("dead: dp0.tp1 (rank 1, ", outcome.stdout)
         self.assertIn("dead: dp1.tp1 (rank 2, ", outcome.stdout)
@@ -124,12 +132,13 @@ class Deaths(SuperviseTest):
         self.check_same_bits("run", "whole")
 
     def test_a_stopped_rank(self):
+        """For a run that adds no line, its start included, the limit is many times what a whole run takes here and now."""
         self.recipe(tensor=2, data=2)
-        self.train("whole", "parallel.tensor=1", "parallel.data=1")
-        process = self.supervise("--hang", str(HANG_SECONDS))
-        self.signal_rank(2, 7, signal.SIGSTOP)
-        outcome = self.finish_supervise(process)
-        self.assertIn(f"no new line in run/metrics.jsonl for {HANG_SECONDS} s", outcome.stdout)
+        since = time.monotonic()
+        self.train("whole", ranks=4)
+        limit = math.ceil(5 + 5 * (time.monotonic() - since))
+        outcome = self.finish_supervise(self.supervise_and_signal(2, 7, "--hang", str(limit), number=signal.SIGSTOP))
+        self.assertIn(f"no new line in run/metrics.jsonl for {limit} s", outcome.stdout)
         self.assertIn("dead: dp1.tp0 (rank 2, ", outcome.stdout)
         self.assertIn(": stopped at ", outcome.stdout)
         self.assertIn("attempt 2: 3 ranks, tensor widths [2, 1]\n", outcome.stdout)
@@ -137,8 +146,7 @@ class Deaths(SuperviseTest):
 
     def test_too_few_survivors(self):
         self.recipe(tensor=2, data=1)
-        process = self.supervise(overrides=["parallel.nonuniform.min_tensor=2"])
-        self.signal_rank(0, 2)
+        process = self.supervise_and_signal(0, 2, overrides=["parallel.nonuniform.min_tensor=2"])
         outcome = self.finish_supervise(process, FAULT)
         self.assertIn("too few survivors: no replica has 2 of 2 ranks left", outcome.stdout)
 
@@ -153,34 +161,35 @@ class Ends(SuperviseTest):
 
     def test_max_restarts(self):
         self.recipe(tensor=2, data=1)
-        process = self.supervise("--max-restarts", "0")
-        self.signal_rank(1, 2)
-        outcome = self.finish_supervise(process, FAULT)
+        outcome = self.finish_supervise(self.supervise_and_signal(1, 2, "--max-restarts", "0"), FAULT)
         self.assertIn("dead: dp0.tp1", outcome.stdout)
         self.assertIn("giving up: --max-restarts 0", outcome.stdout)
         self.assertNotIn("attempt 2", outcome.stdout)
 
     def test_sigterm(self):
         """Saves before it ends, also with an idle spare; the same command goes on to the end."""
-        self.recipe(tensor=2, data=1, spare=1, batch=24)
-        process = self.supervise()
-        self.assertTrue(wait_until(lambda: last_by_step(self.folder / "run", "loss"), RUN_SECONDS))
+        self.recipe(tensor=2, data=1, spare=1)
+        pause = self.pause_at_step("run", 3)
+        process = self.supervise(pauses=[pause])
+        self.reach(pause, process)
         process.terminate()
+        self.assertTrue(wait_until(pause.signalled, RUN_SECONDS), "no signal came to the rank")
+        pause.release()
         outcome = self.finish_supervise(process, RESTART)
-        last = max(last_by_step(self.folder / "run", "loss"))
-        self.assertIn(f"stopping after step {last}: signal USR1", outcome.stdout)
-        self.assertEqual((self.folder / "run/checkpoints/latest").read_text().strip(), f"step_{last:08}")
+        self.assertIn("stopping after step 3: signal USR1", outcome.stdout)
+        self.assertEqual((self.folder / "run/checkpoints/latest").read_text().strip(), "step_00000003")
         self.assertNotIn("dead", outcome.stdout)
 
     def test_killed_supervisor(self):
         """Leaves no rank behind either; the cleanup looks for them."""
-        self.recipe(tensor=2, data=1, steps=1000)
-        process = self.supervise()
-        self.assertTrue(wait_until(lambda: last_by_step(self.folder / "run", "loss"), RUN_SECONDS))
+        self.recipe(tensor=2, data=1)
+        pause = self.pause_at_step("run", 2)  # for ever: the ranks do not end by themselves
+        process = self.supervise(pauses=[pause])
+        self.reach(pause, process)
+        self.assertTrue(wait_until(lambda: all("pid" in record for record in self.records(1)), RUN_SECONDS))
         process.kill()
         process.communicate(timeout=RUN_SECONDS)
-        pids = [record["pid"] for record in self.records(1)]
-        self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), 5 * SLOWER), "ranks are left over")
+        self.check_gone([record["pid"] for record in self.records(1)])
 
     def crashing(self, text):
         self.recipe(tensor=2, data=2)
