@@ -156,7 +156,8 @@ class Pause:
         return (self.folder / "reached").exists()
 
     def signalled(self):
-        """Whether the thread that waits has handled a signal."""
+        """Whether the thread that waits has handled a signal. One that comes just when it looks for `hold` is not seen:
+        who asks sends again."""
         return (self.folder / "signalled").exists()
 
 
@@ -231,6 +232,14 @@ class JobTest(unittest.TestCase):
         if not pause.reached():
             end(process)
             self.fail(f"did not come to {pause.words}\n{''.join(text or '' for text in process.communicate())}")
+
+    def announce(self, pause, send):
+        """Sends a signal to a launcher, again and again, until it has come to the rank that stands still, which then goes on."""
+        def told():
+            send()
+            return wait_until(pause.signalled, 1)
+        self.assertTrue(wait_until(told, RUN_SECONDS), "no signal came to the rank")
+        pause.release()
 
     def check_gone(self, pids):
         self.assertTrue(wait_until(lambda: not any(map(is_alive, pids)), GONE_SECONDS), "processes are left over")
