@@ -10,6 +10,7 @@
 
 #include "config/suggest.h"
 #include "core/format.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -48,17 +49,17 @@ std::string integer_fix(const std::string& text) {
   if (text.find('_') != std::string::npos) {
     std::string plain = text;
     std::erase(plain, '_');
-    if (is_plain_integer(plain)) return format("write {}", plain);
+    if (is_plain_integer(plain)) return format("write {}", shown(plain));
   }
   return "write a whole number in full, such as 1000";
 }
 
 template <typename Int>
 std::optional<Refusal> assign_integer(Int& member, const std::string& text) {
-  if (!is_plain_integer(text)) return Refusal{format("must be an integer, not {}", text), integer_fix(text)};
+  if (!is_plain_integer(text)) return Refusal{format("must be an integer, not {}", shown(text)), integer_fix(text)};
   const std::string digits = without_sign(text);
   if (digits.size() > 1 && digits.front() == '0') {
-    return Refusal{format("is written with a leading zero: {}", text),
+    return Refusal{format("is written with a leading zero: {}", shown(text)),
                    "write it without: some programs read it as octal"};
   }
   std::string_view body = text;
@@ -66,7 +67,7 @@ std::optional<Refusal> assign_integer(Int& member, const std::string& text) {
   Int value{};
   const auto [end, error] = std::from_chars(body.data(), body.data() + body.size(), value);
   if (error != std::errc() || end != body.data() + body.size()) {
-    return Refusal{format("is out of range: {}", text),
+    return Refusal{format("is out of range: {}", shown(text)),
                    format("use {} to {}", std::numeric_limits<Int>::min(), std::numeric_limits<Int>::max())};
   }
   member = value;
@@ -75,9 +76,10 @@ std::optional<Refusal> assign_integer(Int& member, const std::string& text) {
 
 std::optional<Refusal> assign_double(double& member, const std::string& text) {
   const std::optional<double> value = parse_number(text);
-  if (!value) return Refusal{format("must be a finite number, not {}", text), "write a number such as 0.0003 or 3e-4"};
+  if (!value)
+    return Refusal{format("must be a finite number, not {}", shown(text)), "write a number such as 0.0003 or 3e-4"};
   if (!std::isfinite(*value))
-    return Refusal{format("is out of range: {}", text), "use a number that a double can hold"};
+    return Refusal{format("is out of range: {}", shown(text)), "use a number that a double can hold"};
   member = *value;
   return std::nullopt;
 }
@@ -93,7 +95,7 @@ std::optional<Refusal> assign_bool(bool& member, const std::string& text) {
   std::string fix = "write true or false";
   if (lower == "true" || lower == "yes" || lower == "on" || lower == "y" || lower == "1") fix = "write true";
   if (lower == "false" || lower == "no" || lower == "off" || lower == "n" || lower == "0") fix = "write false";
-  return Refusal{format("must be true or false, not {}", text), fix};
+  return Refusal{format("must be true or false, not {}", shown(text)), fix};
 }
 
 template <typename E>
@@ -105,7 +107,7 @@ std::optional<Refusal> assign_enum(E& member, const std::string& text) {
     return std::nullopt;
   }
   const std::string_view nearest = nearest_word(text, names);
-  return Refusal{format("must be {}, not {}", join_words(names), text),
+  return Refusal{format("must be {}, not {}", join_words(names), shown(text)),
                  nearest.empty() ? format("use {}", join_words(names)) : format("did you mean {}?", nearest)};
 }
 
@@ -153,7 +155,7 @@ std::optional<Refusal> assign_value(std::vector<T>& member, const Value& value) 
 std::optional<Refusal> assign_value(IntegerLists& member, const Value& value) {
   IntegerLists lists;
   for (const Value& entry : value.items) {
-    if (lists.contains(entry.text)) return Refusal{format("names {} twice", entry.text), "keep one of the two"};
+    if (lists.contains(entry.text)) return Refusal{format("names {} twice", shown(entry.text)), "keep one of the two"};
     if (std::optional<Refusal> refusal = assign_value(lists[entry.text], entry)) return refusal;
   }
   member = std::move(lists);
@@ -167,8 +169,8 @@ std::optional<Refusal> assign_value(T& member, const Value& value) {
     if (value.quoted) {
       T parsed{};
       const std::optional<Refusal> refusal = assign_text(parsed, value.text);
-      return Refusal{format("is a quoted string: \"{}\"", value.text),
-                     refusal ? refusal->fix : format("write {}", value.text)};
+      return Refusal{format("is a quoted string: \"{}\"", shown(value.text)),
+                     refusal ? refusal->fix : format("write {}", shown(value.text))};
     }
   }
   return assign_text(member, value.text);

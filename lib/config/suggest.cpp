@@ -27,6 +27,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known) {
+  constexpr size_t kLongest = 100;  // of words worth a suggestion
+  if (word.size() > kLongest) return {};
   size_t best = word.size() < 4 ? 2 : std::max<size_t>(2, word.size() / 3) + 1;
   std::string_view nearest;
   for (std::string_view candidate : known) {

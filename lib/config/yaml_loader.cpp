@@ -1,17 +1,18 @@
 #include "config/yaml_loader.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <map>
 #include <sstream>
 
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/presets.h"
 #include "config/suggest.h"
+#include "config/yaml_document.h"
 #include "core/error.h"
+#include "core/input_file.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -39,12 +40,12 @@ struct Assignment {
   for (std::string_view key : key_names("")) known.push_back(key);
   const std::string_view nearest = nearest_word(name, known);
   refuse(
-      origin, format("unknown section {}", name),
+      origin, format("unknown section {}", shown(name)),
       nearest.empty() ? format("the sections are {}", join_words(known, ", ")) : format("did you mean {}?", nearest));
 }
 
 [[noreturn]] void refuse_key(const std::string& origin, const std::string& section, const std::string& name) {
-  const std::string what = format("unknown key {}.{}", section, name);
+  const std::string what = format("unknown key {}.{}", section, shown(name));
   const std::vector<std::string_view> known = key_names(section);
   if (known.empty()) refuse(origin, what, format("{} is a single value: write {}: value", section, section));
   for (const Key& key : key_table()) {
@@ -66,81 +67,90 @@ const Key& known_key(const std::string& origin, const std::string& section, cons
 }
 
 // "[969, 30, 1]" where a text is expected: the text that was meant.
-std::string joined_list(const YAML::Node& list) {
+std::string joined_list(const YamlNode& list) {
   std::string text;
-  for (const YAML::Node& item : list) {
-    if (!item.IsScalar()) return "text";
-    text += (text.empty() ? "" : ", ") + item.Scalar();
+  for (const YamlNode& item : list.items) {
+    if (!item.is_scalar()) return "text";
+    text += (text.empty() ? "" : ", ") + item.text;
   }
-  return format("\"{}\"", text);
+  return format("\"{}\"", shown(text));
 }
 
-Value read_plain(const YAML::Node& node) {
-  Value value{node.IsScalar() ? node.Scalar() : "", node.Tag() == "!"};
-  for (const YAML::Node& item : node) value.items.push_back(read_plain(item));
+// The parser tags plain scalars "?" and quoted ones "!".
+bool has_own_tag(const YamlNode& scalar) {
+  return scalar.tag != "?" && scalar.tag != "!";
+}
+
+Value read_scalar(const YamlNode& node) {
+  return {node.text, node.tag == "!"};
+}
+
+// A list whose items are all scalars; nothing for any other value.
+std::optional<Value> read_list(const YamlNode& node) {
+  if (!node.is_list()) return std::nullopt;
+  Value value;
+  for (const YamlNode& item : node.items) {
+    if (!item.is_scalar() || has_own_tag(item)) return std::nullopt;
+    value.items.push_back(read_scalar(item));
+  }
   return value;
 }
 
-bool is_list_of_scalars(const YAML::Node& node) {
-  return node.IsSequence() && std::all_of(node.begin(), node.end(), [](const YAML::Node& item) {
-           return item.IsScalar() && (item.Tag() == "?" || item.Tag() == "!");
-         });
+// A map of such lists; nothing for any other value.
+std::optional<Value> read_map_of_lists(const YamlNode& node) {
+  if (!node.is_map()) return std::nullopt;
+  Value value;
+  for (size_t i = 0; i < node.items.size(); i += 2) {
+    std::optional<Value> list = read_list(node.items[i + 1]);
+    if (!node.items[i].is_scalar() || !list) return std::nullopt;
+    list->text = node.items[i].text;
+    value.items.push_back(std::move(*list));
+  }
+  return value;
 }
 
 // A list of values, or a map of such lists.
-Value read_composite(const std::string& origin, const Key& key, Shape shape, const YAML::Node& node) {
-  if (shape == Shape::kList && is_list_of_scalars(node)) return read_plain(node);
-  Value value;
-  bool fits = shape == Shape::kMapOfLists && node.IsMap();
-  for (auto entry = node.begin(); fits && entry != node.end(); ++entry) {
-    fits = entry->first.IsScalar() && is_list_of_scalars(entry->second);
-    if (!fits) break;
-    value.items.push_back(read_plain(entry->second));
-    value.items.back().text = entry->first.Scalar();
-  }
-  if (fits) return value;
+Value read_composite(const std::string& origin, const Key& key, Shape shape, const YamlNode& node) {
+  if (std::optional<Value> value = shape == Shape::kList ? read_list(node) : read_map_of_lists(node)) return *value;
   Config scratch;
   const char* example = shape == Shape::kList ? "[first, second], or [] for none" : "{0: [2, 5]}, or {} for none";
   refuse(origin, format("{} must be a {}", key.full_name(), type_name(key.field(scratch))),
          format("write {}: {}", key.name, example));
 }
 
-Value read_value(const std::string& origin, const Key& key, const YAML::Node& node) {
+Value read_value(const std::string& origin, const Key& key, const YamlNode& node) {
   const std::string name = key.full_name();
   Config scratch;
   const Field field = key.field(scratch);
   if (const Shape shape = shape_of(field); shape != Shape::kScalar) return read_composite(origin, key, shape, node);
   const bool is_text = std::holds_alternative<std::string*>(field);
   const std::string example = is_text ? "text" : type_name(field);
-  if (node.IsSequence()) {
+  if (node.is_list()) {
     refuse(origin, format("{} needs a single value, not a list", name),
            format("write {}: {}", key.name, is_text ? joined_list(node) : example));
   }
-  if (node.IsMap()) {
+  if (node.is_map()) {
     refuse(origin, format("{} needs a single value, not keys of its own", name),
            format("write {}: {}", key.name, example));
   }
-  if (!node.IsScalar()) {
+  if (!node.is_scalar()) {
     refuse(origin, format("{} has no value", name),
            is_text ? format("write {}: \"\" for an empty text, or remove the key", key.name)
                    : format("write {}: {}, or remove the key", key.name, example));
   }
-  // yaml-cpp tags plain scalars "?" and quoted ones "!".
-  if (node.Tag() != "?" && node.Tag() != "!") {
-    refuse(origin, format("{} carries the YAML tag {}", name, node.Tag()), format("write {}: {}", key.name, example));
+  if (has_own_tag(node)) {
+    refuse(origin, format("{} carries the YAML tag {}", name, shown(node.tag)),
+           format("write {}: {}", key.name, example));
   }
-  return read_plain(node);
+  return read_scalar(node);
 }
 
 std::string read_text(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) refuse(path, "is a folder", "name the YAML file in it");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse(path, "cannot open the config file", "check the path; ready-to-run configs are in configs/");
-  std::ostringstream text;
-  text << file.rdbuf();
-  std::string all = text.str();
-  // yaml-cpp lets a quote that is never closed swallow the rest of a file, unless the text ends inside the last line.
+  std::string all =
+      read_text_file(path, kLargestYaml, "check the path; ready-to-run configs are in configs/", ErrorKind::kConfig);
+  // The parser lets a quote that is never closed swallow the rest of a file, unless the text ends inside the last line.
   all.erase(all.find_last_not_of(" \t\r\n") + 1);
   return all;
 }
@@ -158,26 +168,24 @@ void refuse_tabs(const std::string& path, const std::string& text) {
   }
 }
 
-YAML::Node parse_document(const std::string& path, const std::string& text) {
+YamlNode parse_document(const std::string& path, const std::string& text) {
   refuse_tabs(path, text);
-  std::vector<YAML::Node> documents;
+  YamlNode document;
   try {
-    documents = YAML::LoadAll(text);
-  } catch (const YAML::Exception& error) {
-    const std::string origin = error.mark.is_null() ? path : format("{}:{}", path, error.mark.line + 1);
-    refuse(origin, format("not valid YAML: {}", error.msg),
-           "check this line and the one before: indentation, a missing \": \" or quote, an unclosed bracket");
+    document = parse_yaml(text);
+  } catch (const YamlFault& fault) {
+    constexpr const char* kLook =
+        "check this line and the one before: indentation, a missing \": \" or quote, an unclosed bracket";
+    refuse(fault.line > 0 ? format("{}:{}", path, fault.line) : path, fault.rule,
+           fault.fix.empty() ? kLook : fault.fix);
   }
-  if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) {
+  if (document.is_null()) {
     refuse(path, "the config file is empty", "start from a file of configs/, such as configs/quickstart.yaml");
   }
-  if (documents.size() > 1) {
-    refuse(path, format("the file holds {} YAML documents", documents.size()), "keep one: remove the line ---");
-  }
-  if (!documents[0].IsMap()) {
+  if (!document.is_map()) {
     refuse(path, "the file is not a map of sections", format("the sections are {}", join_words(section_names(), ", ")));
   }
-  return documents[0];
+  return document;
 }
 
 class FileReader {
@@ -186,59 +194,68 @@ class FileReader {
       : path_(std::move(path)), document_(parse_document(path_, text)) {}
 
   std::vector<Assignment> read() {
-    for (const auto& entry : document_) read_top_level(entry.first, entry.second);
+    for_each_entry(document_, [&](const YamlNode& name, const YamlNode& value) { read_top_level(name, value); });
     return std::move(assignments_);
   }
 
  private:
-  std::string origin(const YAML::Node& name) const { return format("{}:{}", path_, name.Mark().line + 1); }
+  std::string origin(const YamlNode& name) const { return format("{}:{}", path_, name.line); }
 
-  // The name as text; yaml-cpp keeps a name that stands twice, so each is remembered with its line.
-  std::string unique_name(const std::string& section, const YAML::Node& node) {
-    if (!node.IsScalar()) refuse(origin(node), "the name of a key must be a word", "write key: value");
-    const std::string name = section.empty() ? node.Scalar() : format("{}.{}", section, node.Scalar());
-    const auto [first, is_new] = lines_.emplace(name, node.Mark().line + 1);
-    if (!is_new) {
-      refuse(origin(node), format("{} is given twice, first at line {}", name, first->second), "keep one of the two");
-    }
-    return node.Scalar();
+  // Calls visit(name, value).
+  template <class Visit>
+  static void for_each_entry(const YamlNode& map, Visit visit) {
+    for (size_t i = 0; i < map.items.size(); i += 2) visit(map.items[i], map.items[i + 1]);
   }
 
-  void read_top_level(const YAML::Node& name_node, const YAML::Node& node) {
+  // The name as text; the parser keeps a name that stands twice, so each is remembered with its line.
+  std::string unique_name(const std::string& section, const YamlNode& node) {
+    if (!node.is_scalar()) refuse(origin(node), "the name of a key must be a word", "write key: value");
+    const std::string name = section.empty() ? node.text : format("{}.{}", section, node.text);
+    const auto [first, is_new] = lines_.emplace(name, node.line);
+    if (!is_new) {
+      refuse(origin(node), format("{} is given twice, first at line {}", shown(name), first->second),
+             "keep one of the two");
+    }
+    return node.text;
+  }
+
+  void read_top_level(const YamlNode& name_node, const YamlNode& node) {
     const std::string name = unique_name("", name_node);
     if (find_key("", name) != nullptr) return add(known_key(origin(name_node), "", name), name_node, node);
     if (key_names(name).empty()) refuse_section(origin(name_node), name);
     read_section(name, name_node, node);
   }
 
-  void read_section(const std::string& name, const YAML::Node& name_node, const YAML::Node& node) {
-    if (!node.IsMap()) {
+  void read_section(const std::string& name, const YamlNode& name_node, const YamlNode& node) {
+    if (!node.is_map()) {
       refuse(origin(name_node), format("section {} has no keys", name),
              format("indent its keys below it ({}), or remove it", join_words(key_names(name), ", ")));
     }
-    for (const auto& entry : node) {
-      const std::string key = unique_name(name, entry.first);
+    for_each_entry(node, [&](const YamlNode& key_node, const YamlNode& value) {
+      const std::string key = unique_name(name, key_node);
       const std::string inner = format("{}.{}", name, key);
-      if (!key_names(inner).empty()) {
-        read_section(inner, entry.first, entry.second);
-      } else {
-        add(known_key(origin(entry.first), name, key), entry.first, entry.second);
-      }
-    }
+      if (!key_names(inner).empty()) return read_section(inner, key_node, value);
+      add(known_key(origin(key_node), name, key), key_node, value);
+    });
   }
 
-  void add(const Key& key, const YAML::Node& name_node, const YAML::Node& value) {
+  void add(const Key& key, const YamlNode& name_node, const YamlNode& value) {
     assignments_.push_back({&key, read_value(origin(name_node), key, value), origin(name_node)});
   }
 
   std::string path_;
-  YAML::Node document_;
+  YamlNode document_;
   std::map<std::string, int> lines_;
   std::vector<Assignment> assignments_;
 };
 
+std::string origin_of(const std::string& argument) {
+  constexpr size_t kLongest = 200;
+  return format("argument {}", shown(argument, kLongest));
+}
+
 Assignment read_override(const std::string& argument) {
-  const std::string origin = format("argument {}", argument);
+  const std::string origin = origin_of(argument);
   const size_t equals = argument.find('=');
   const size_t dot = argument.substr(0, equals).rfind('.');
   if (equals == std::string::npos || equals == 0 || dot == 0 || dot + 1 == equals) {
@@ -253,11 +270,10 @@ Assignment read_override(const std::string& argument) {
   }
   const Key& key = known_key(origin, section, key_name);
   try {
-    const std::vector<YAML::Node> values = YAML::LoadAll(argument.substr(equals + 1));
-    if (values.size() > 1) refuse(origin, format("{} has {} values", name, values.size()), "give one");
-    return {&key, read_value(origin, key, values.empty() ? YAML::Node() : values[0]), origin};
-  } catch (const YAML::Exception& error) {
-    refuse(origin, format("the value is not valid YAML: {}", error.msg), format("quote it: {}='\"value\"'", name));
+    return {&key, read_value(origin, key, parse_yaml(argument.substr(equals + 1))), origin};
+  } catch (const YamlFault& fault) {
+    refuse(origin, format("{}: {}", name, fault.rule),
+           fault.fix.empty() ? format("quote it: {}='\"value\"'", name) : fault.fix);
   }
 }
 
@@ -278,7 +294,8 @@ ModelConfig base_model(const Config& given) {
   const std::string key = model.preset.empty() ? "model.hf_path" : "model.preset";
   const std::string& origin = given.origin.at(key);
   if (!model.preset.empty() && !model.hf_path.empty()) {
-    refuse(origin, format("model.preset {} and model.hf_path {} are both given", model.preset, model.hf_path),
+    refuse(origin,
+           format("model.preset {} and model.hf_path {} are both given", shown(model.preset), shown(model.hf_path)),
            "keep one: each of them sets the whole model");
   }
   ModelConfig base;
@@ -290,7 +307,7 @@ ModelConfig base_model(const Config& given) {
   const auto family = given.origin.find("model.family");
   if (family != given.origin.end() && model.family != base.family) {
     refuse(family->second,
-           format("model.family {} contradicts {} {}, which is {}", model.family, key,
+           format("model.family {} contradicts {} {}, which is {}", shown(model.family), key,
                   model.preset.empty() ? model.hf_path : model.preset, base.family),
            format("remove model.family: {} sets it", key));
   }
@@ -304,7 +321,7 @@ std::vector<Assignment> read_overrides(std::span<const std::string> overrides) {
     Assignment assignment = read_override(argument);
     const auto [first, is_new] = arguments.emplace(assignment.key->full_name(), argument);
     if (!is_new) {
-      refuse(format("argument {}", argument), format("{} is given twice, first by {}", first->first, first->second),
+      refuse(origin_of(argument), format("{} is given twice, first by {}", first->first, shown(first->second)),
              "keep one of the two");
     }
     assignments.push_back(std::move(assignment));

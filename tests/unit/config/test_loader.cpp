@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include "config/field.h"
 #include "config/key_table.h"
 #include "load_text.h"
@@ -182,7 +184,7 @@ TEST_CASE("preset and hf_path set the family") {
 }
 
 TEST_CASE("files that are no config are refused") {
-  require_error(ErrorKind::kConfig, {"no/such/file.yaml: cannot open"}, {"check the path"},
+  require_error(ErrorKind::kConfig, {"no/such/file.yaml: cannot be opened: No such file"}, {"check the path"},
                 [] { load_config("no/such/file.yaml"); });
   const TemporaryFolder folder;
   require_error(ErrorKind::kConfig, {"is a folder"}, {"name the YAML file"},
@@ -190,9 +192,62 @@ TEST_CASE("files that are no config are refused") {
   for (const char* text : {"", "\n\n", "# only a comment\n", "---\n", "~\n"}) {
     refuses(text, {"c.yaml: the config file is empty"}, {"configs/quickstart.yaml"});
   }
-  refuses("train: {steps: 1}\n---\ntrain: {steps: 2}\n", {"c.yaml: the file holds 2 YAML documents"}, {"keep one"});
+  refuses("train: {steps: 1}\n---\ntrain: {steps: 2}\n", {"c.yaml:2: a second YAML document begins here"},
+          {"keep one"});
   refuses("- train\n- model\n", {"c.yaml: the file is not a map of sections"}, {"model, parallel"});
   refuses("just words\n", {"c.yaml: the file is not a map of sections"}, {"model, parallel"});
+}
+
+// yaml-cpp's own LoadAll never ends on these, and asks for memory without bound.
+TEST_CASE("what follows the one document is refused with its line") {
+  refuses("{train: {steps: 1}}, x\n", {"c.yaml:1: a second YAML document begins here"},
+          {"a comma or bracket too many"});
+  refuses("{train: {steps: 1}}\n\n]\n", {"c.yaml:3: not valid YAML: illegal flow end"}, {"bracket"});
+  refuses(", x\n", {"c.yaml:1: a second YAML document begins here"}, {"a comma or bracket"});
+  refuses("train: {steps: 1}\n...\n---\n---\n", {"c.yaml:3: a second YAML document begins here"}, {"remove the line"});
+  refuses_argument("parallel.nonuniform.failed=[dp0.tp5],",
+                   "parallel.nonuniform.failed: a second YAML document begins here", "a comma");
+  refuses_argument("train.steps=5,", "train.steps must be an integer, not 5,", "whole number");
+  refuses_argument("parallel.nonuniform.failed=[dp0.tp5]]", "parallel.nonuniform.failed: not valid YAML", "quote it");
+}
+
+std::string repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+TEST_CASE("YAML beyond any config is refused before it is built") {
+  refuses("train:\n  steps: " + repeated("[", 100000), {"c.yaml:2: values inside one another, more than 16 deep"},
+          {"unclosed bracket"});
+  refuses(repeated("- ", 1000) + "x\n", {"c.yaml:1: values inside one another"}, {"unclosed bracket"});
+  refuses("log:\n  dir: [" + repeated("a,", 200000) + "]\n", {"c.yaml:2: more than 200000 values"}, {"hundred"});
+  refuses("# " + repeated("0123456789abcdef", 1 << 18) + "\n", {"c.yaml: 41943", "at most 4194304"}, {});
+  // Nine values that hold nine values each, and so on: a billion of them.
+  std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 9; ++i) bomb += format("a{}: &a{} [{}x]\n", i, i, repeated(format("*a{}, ", i - 1), 9));
+  refuses(bomb, {"c.yaml:6: more than 200000 values", "aliases"}, {"hundred"});
+  refuses("train: &t {steps: *t}\n", {"c.yaml:1: an alias stands inside its own anchor"}, {"remove"});
+}
+
+TEST_CASE("an alias stands for the value of its anchor") {
+  const Config config = load_text("train: {steps: &n 7, seed: *n}\n");
+  CHECK(config.train.steps == 7);
+  CHECK(config.train.seed == 7);
+}
+
+TEST_CASE("messages show what a user wrote short and without control characters") {
+  refuses("\"tr\\x1b[2Jain\": {steps: 1}\n", {"c.yaml:1: unknown section tr\\x1b[2Jain"}, {});
+  const Error error = require_error(ErrorKind::kConfig, {"argument train.steps=xxx", "must be an integer, not xxx"},
+                                    [] { load_text(kSmall, {"train.steps=" + repeated("x", 100000)}); });
+  CHECK(std::string(error.what()).size() < 500);
+}
+
+TEST_CASE("a config that is a pipe is refused at once") {
+  const TemporaryFolder folder;
+  const std::string path = (folder.path() / "c.yaml").string();
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  require_error(ErrorKind::kConfig, {"c.yaml: not a regular file"}, [&] { load_config(path); });
 }
 
 TEST_CASE("broken YAML is refused with its line") {
@@ -315,11 +370,11 @@ TEST_CASE("arguments are judged like the file and named in the message") {
   refuses_argument("device.kind=cpu", "unknown key device.kind", "device is a single value");
   refuses_argument(".device=cpu", "not of the form section.key=value", "train.steps=100");
   refuses_argument("train.=5", "not of the form section.key=value", "train.steps=100");
-  refuses_argument("train.steps=\"5\" 6", "train.steps has 2 values", "give one");
+  refuses_argument("train.steps=\"5\" 6", "train.steps: a second YAML document begins here", "keep one");
   refuses_argument("train.steps=", "train.steps has no value", "integer");
   refuses_argument("train.steps=\"5\"", "train.steps is a quoted string", "write 5");
   refuses_argument("train.steps=[5]", "train.steps needs a single value, not a list", "integer");
-  refuses_argument("train.steps=[5", "the value is not valid YAML", "quote it");
+  refuses_argument("train.steps=[5", "train.steps: not valid YAML", "quote it");
   refuses_argument("train.steps=1e3", "train.steps must be an integer", "write 1000");
   refuses_argument("model.preset=qwen3-5b", "unknown model.preset qwen3-5b", "did you mean");
   require_error(ErrorKind::kConfig, {"argument train.steps=2: train.steps is given twice, first by train.steps=1"},
