@@ -200,7 +200,7 @@ struct Config {
   LogConfig log;
   CommConfig comm;
 
-  // Where each given key came from, by "section.key": "qwen3.yaml:12" or "argument train.steps=5". For messages only.
+  // For messages: where each given key came from, "qwen3.yaml:12" or "argument train.steps=5"; by "" the file itself.
   std::map<std::string, std::string> origin;
 
   bool operator==(const Config&) const = default;

@@ -39,6 +39,8 @@ void refuse(const Config& config, std::initializer_list<std::string_view> keys, 
     const auto origin = config.origin.find(std::string(key));
     if (place.empty() && origin != config.origin.end()) place = origin->second + ": ";
   }
+  const auto file = config.origin.find("");
+  if (place.empty() && file != config.origin.end()) place = file->second + ": ";
   throw Error(ErrorKind::kConfig, place + message, hint);
 }
 

@@ -12,7 +12,7 @@
 namespace invar {
 
 // The vocabulary of validation. Each throws Error{kConfig}; the message begins with the place of the first of the
-// named keys that was given.
+// named keys that was given, or with the name of the file if none was.
 
 [[noreturn]] void refuse(const Config& config, std::initializer_list<std::string_view> keys, const std::string& message,
                          const std::string& hint);

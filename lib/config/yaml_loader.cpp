@@ -342,6 +342,7 @@ Config load_config_text(const std::string& text, const std::string& name, std::s
   Config given;
   apply_all(assignments, given);
   Config config;
+  config.origin[""] = name;
   config.model = base_model(given);
   if (!config.model.hf_path.empty()) {
     for (const Key& key : key_table()) {
