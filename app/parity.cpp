@@ -67,10 +67,8 @@ std::string describe(const Config& config, int world) {
 void print_table(const AgreementTable& table) {
   print_line(format("{:<34} {:>12} {:>12} {:>10}  verdict", "tensor", "max |error|", "band", "elements"));
   for (const auto& [kind, agreement] : table) {
-    const char* verdict =
-        agreement.holds() ? "ok" : (agreement.elements != agreement.expected_elements ? "INCOMPLETE" : "OUTSIDE");
     print_line(format("{:<34} {:>12.3e} {:>12.3e} {:>10}  {}", kind, agreement.worst, agreement.band,
-                      agreement.elements, verdict));
+                      agreement.elements, agreement.verdict()));
   }
 }
 

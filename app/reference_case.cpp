@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint/hf_weights.h"
 #include "config/hf_config.h"
+#include "config/validate_model.h"
+#include "core/json_object.h"
+#include "core/shown.h"
+#include "core/tensor.h"
 #include "parallel/logical_tensor.h"
 #include "train/step.h"
 
@@ -38,16 +40,62 @@ std::vector<float> read_all(const SafetensorsReader& reader, const std::string& 
 constexpr const char* kMakeAgain = "make the case again with tools/make_reference.py";
 
 // One of batch, seq and steps of case.json.
-int64_t read_count(const nlohmann::json& json, const char* key, const std::filesystem::path& path) {
-  if (json.is_object() && json.contains(key) && json[key].is_number_integer() && json[key] > 0) return json[key];
-  throw Error(ErrorKind::kData, format("{}: not a case: {} must be an integer above 0", path.string(), key),
-              "make a case with tools/make_reference.py");
+int64_t read_count(const JsonObject& json, const char* name) {
+  const int64_t count = json.integer(name);
+  if (count <= 0) json.refuse(format("not a case: {} must be an integer above 0", name), kMakeAgain);
+  return count;
 }
 
-void check_shape(const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
-  if (reader.info(name).shape == shape) return;
-  throw Error(ErrorKind::kData, format("{}: the shape of {} does not match case.json", reader.info(name).file, name),
+void check_shape(const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape,
+                 const char* whose = "case.json") {
+  const SafetensorsInfo& info = reader.info(name);
+  if (info.shape == shape) return;
+  throw Error(ErrorKind::kData,
+              format("{}: {} has the shape {}, but {} of {} was expected", info.file, shown(name),
+                     describe_shape(info.shape), describe_shape(shape), whose),
               kMakeAgain);
+}
+
+// A result to compare with: what bf16 holds of one would be no reference.
+void check_result(const SafetensorsReader& reader, const std::string& name, const std::vector<int64_t>& shape) {
+  check_shape(reader, name, shape, "the case's model");
+  const SafetensorsInfo& info = reader.info(name);
+  if (info.dtype == "F32" || info.dtype == "F64") return;
+  throw Error(ErrorKind::kData, format("{}: {} is {}, but F32 or F64 was expected", info.file, name, info.dtype),
+              kMakeAgain);
+}
+
+// All that is compared, counted from the model: the activations, the gradients, and the trajectory.
+void check_results(const SafetensorsReader& reader, const ModelConfig& model, int64_t batch, int64_t length,
+                   int64_t steps) {
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
+    check_result(reader, format("hidden.{}", layer), {batch, length, model.hidden_size});
+  }
+  check_result(reader, "logits", {batch, length, model.vocab_size});
+  check_result(reader, "traj_loss", {steps});
+  check_result(reader, "traj_grad_norm", {steps});
+  const std::string kind = "model/";
+  for (const StateTensor& parameter : checkpoint_tensors(model)) {
+    if (!parameter.name.starts_with(kind)) continue;
+    const std::string gradient = "grad." + parameter.name.substr(kind.size());
+    // A constant has none. That of a trained one is read before it is compared, so it cannot be left out.
+    if (reader.contains(gradient)) check_result(reader, gradient, parameter.shape);
+  }
+}
+
+// fp32_noise, of which the bands are made. 3: logits, gradients, losses; then of norms; then of hidden states, as
+// make_reference.py came to measure them.
+std::vector<double> read_noise(const SafetensorsReader& reader) {
+  const std::string name = "fp32_noise";
+  const int64_t kinds = reader.info(name).rows();
+  check_shape(reader, name, {std::clamp<int64_t>(kinds, 3, 5)}, "3 to 5 kinds");
+  const std::vector<float> noise = read_all(reader, name);
+  for (const float value : noise) {
+    if (value >= 0 && std::isfinite(value)) continue;
+    throw Error(ErrorKind::kData, format("{}: {} holds {}, which bounds no error", reader.info(name).file, name, value),
+                kMakeAgain);
+  }
+  return {noise.begin(), noise.end()};
 }
 
 struct OptimizerKey {
@@ -75,22 +123,22 @@ constexpr OptimizerKey kOptimizerKeys[] = {
 };
 
 // "optimizer" of case.json: all keys and no others. Cases from before it was written there all used the same one.
-OptimizerConfig read_optimizer(const nlohmann::json& json, const std::filesystem::path& path) {
+OptimizerConfig read_optimizer(const JsonObject& json) {
   OptimizerConfig optimizer{3e-4, 0.9, 0.95, 1e-6, 0.1, 1.0};
-  if (!json.contains("optimizer")) return optimizer;
-  const nlohmann::json& given = json["optimizer"];
+  if (!json.has("optimizer")) return optimizer;
+  const JsonObject given = json.object("optimizer");
   for (const OptimizerKey& key : kOptimizerKeys) {
-    const bool is_number = given.is_object() && given.contains(key.name) && given[key.name].is_number();
-    if (is_number) optimizer.*key.member = given[key.name].get<double>();
+    const bool is_number = given.is_number(key.name);
+    if (is_number) optimizer.*key.member = given.number(key.name, 0);
     if (is_number && key.holds(optimizer.*key.member)) continue;
-    throw Error(ErrorKind::kData, format("{}: optimizer.{} must be {}", path.string(), key.name, key.rule), kMakeAgain);
+    given.refuse(format("{} must be {}", given.full_name(key.name), key.rule), kMakeAgain);
   }
-  for (const auto& [name, value] : given.items()) {
+  for (const std::string& name : given.names()) {
     if (std::any_of(std::begin(kOptimizerKeys), std::end(kOptimizerKeys),
                     [&](const OptimizerKey& key) { return name == key.name; })) {
       continue;
     }
-    throw Error(ErrorKind::kData, format("{}: unknown key optimizer.{}", path.string(), name), kMakeAgain);
+    given.refuse(format("unknown key {}", given.full_name(name)), kMakeAgain);
   }
   return optimizer;
 }
@@ -149,7 +197,7 @@ class ActivationComparison : public TensorSink {
       for (int64_t col = first_col; col < std::min(cols, first_col + local.dim(1)); ++col) {
         const float got = values[static_cast<size_t>(row * local.dim(1) + col - first_col)];
         const float want = cache(name)[static_cast<size_t>(token * cols + col)];
-        table_[is_logits ? "logits" : "hidden states"].add(std::abs(double{got} - want), band_of(name));
+        table_[is_logits ? "logits" : "hidden states"].add(got, want, band_of(name));
       }
     }
   }
@@ -216,7 +264,7 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
       const std::vector<float> got = read_f32(state.stream(), gradients, own);
       for (int64_t i = 0; i < own.size(); ++i) {
         const float expected = want[static_cast<size_t>(own.begin - elements.begin + i)];
-        agreement.add(std::abs(double{got[static_cast<size_t>(i)]} - expected), reference.gradient_band());
+        agreement.add(got[static_cast<size_t>(i)], expected, reference.gradient_band());
       }
     }
   });
@@ -226,6 +274,7 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
 void merge(AgreementTable& table, Communicator& world) {
   for (auto& [kind, agreement] : table) {
     agreement.worst = all_reduce_value(world, agreement.worst, ReduceOp::kMax);
+    agreement.magnitude = all_reduce_value(world, agreement.magnitude, ReduceOp::kMax);
     agreement.elements = all_reduce_value(world, agreement.elements, ReduceOp::kSum);
   }
 }
@@ -235,26 +284,23 @@ void merge(AgreementTable& table, Communicator& world) {
 ReferenceCase::ReferenceCase(const std::filesystem::path& folder)
     : expected_(folder / "expected.safetensors"), model_(read_hf_config(folder.string())) {
   model_.init = InitKind::kHuggingFace;
-  const std::filesystem::path path = folder / "case.json";
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, false);
-  batch_ = read_count(json, "batch", path);
-  sequence_length_ = read_count(json, "seq", path);
-  steps_ = read_count(json, "steps", path);
-  optimizer_ = read_optimizer(json, path);
+  validate_model(config());
+  JsonRules rules;
+  rules.fix = kMakeAgain;
+  const JsonObject json = JsonObject::open((folder / "case.json").string(), rules);
+  batch_ = read_count(json, "batch");
+  sequence_length_ = read_count(json, "seq");
+  steps_ = read_count(json, "steps");
+  optimizer_ = read_optimizer(json);
   check_shape(expected_, "tokens", {steps_, batch_, sequence_length_ + 1});
-  check_shape(expected_, "traj_loss", {steps_});
-  check_shape(expected_, "traj_grad_norm", {steps_});
-  // 3: logits, gradients, losses; then of norms; then of hidden states, as make_reference.py came to measure them.
-  const int64_t kinds = expected_.info("fp32_noise").rows();
-  check_shape(expected_, "fp32_noise", {std::clamp<int64_t>(kinds, 3, 5)});
-  const std::vector<float> noise = read_all(expected_, "fp32_noise");
-  noise_.assign(noise.begin(), noise.end());
+  noise_ = read_noise(expected_);
+  check_results(expected_, model_, batch_, sequence_length_, steps_);
   tokens_ = read_tokens(expected_, model_.vocab_size);
 }
 
 Config ReferenceCase::config() const {
   Config config;
+  config.origin[""] = model_.hf_path + "/config.json";
   config.model = model_;
   config.numerics.precision = Precision::kF32;
   config.train.steps = steps_;
@@ -268,14 +314,23 @@ std::unique_ptr<TokenSource> ReferenceCase::tokens() const {
   return std::make_unique<CaseTokens>(tokens_, sequence_length_);
 }
 
-void Agreement::add(double error, double error_band) {
+void Agreement::add(double got, double want, double error_band) {
+  const double error = std::abs(got - want);
   band = error_band;
+  magnitude = std::max(magnitude, std::abs(want));
   worst = std::max(worst, std::isnan(error) ? std::numeric_limits<double>::infinity() : error);
   ++elements;
 }
 
+std::string_view Agreement::verdict() const {
+  if (elements != expected_elements || elements == 0) return "INCOMPLETE";
+  if (!(magnitude > band)) return "VACUOUS";
+  return worst <= band ? "ok" : "OUTSIDE";
+}
+
 bool all_hold(const AgreementTable& table) {
-  return std::all_of(table.begin(), table.end(), [](const auto& entry) { return entry.second.holds(); });
+  return !table.empty() &&
+         std::all_of(table.begin(), table.end(), [](const auto& entry) { return entry.second.holds(); });
 }
 
 AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
@@ -293,8 +348,8 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
   const std::vector<float> losses = read_all(reference.expected(), "traj_loss");
   const std::vector<float> norms = read_all(reference.expected(), "traj_grad_norm");
   BothSinks sinks(activations, intervention.sink);
-  table[kLosses] = {0, reference.loss_band(), 0, reference.steps()};
-  table[kGradientNorms] = {0, reference.norm_band(), 0, reference.steps()};
+  table[kLosses] = {.band = reference.loss_band(), .expected_elements = reference.steps()};
+  table[kGradientNorms] = {.band = reference.norm_band(), .expected_elements = reference.steps()};
   for (int64_t step = 0; step < reference.steps(); ++step) {
     StepHooks hooks;
     if (step == 0) {
@@ -305,8 +360,8 @@ AgreementTable compare_with_reference(const ReferenceCase& reference, const Conf
         run_step(state, config, groups, load_micro_batches(config, groups, data, step), step, hooks);
     if (world.rank() != 0) continue;
     const auto at = static_cast<size_t>(step);
-    table[kLosses].add(std::abs(result.loss - losses[at]), reference.loss_band());
-    table[kGradientNorms].add(std::abs(result.grad_norm - norms[at]), reference.norm_band());
+    table[kLosses].add(result.loss, losses[at], reference.loss_band());
+    table[kGradientNorms].add(result.grad_norm, norms[at], reference.norm_band());
   }
   merge(table, world);
   return table;

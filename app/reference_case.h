@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
@@ -17,7 +18,8 @@ namespace invar::app {
 // A folder that tools/make_reference.py wrote: a tiny model, tokens, and what independent code in float64 computed.
 class ReferenceCase {
  public:
-  // Error{kData} for a file that is not as make_reference.py writes it, a token outside the vocabulary among them;
+  // Error{kData} for a file that is not as make_reference.py writes it: a token outside the vocabulary, a result of
+  // another shape or type than the model's, a noise that is no number;
   // Error{kConfig} for a model that invar does not have.
   explicit ReferenceCase(const std::filesystem::path& folder);
 
@@ -55,11 +57,14 @@ class ReferenceCase {
 struct Agreement {
   double worst = 0;
   double band = 0;
+  double magnitude = 0;  // of the largest expected value
   int64_t elements = 0;
   int64_t expected_elements = 0;  // over all ranks; fewer means that something was never looked at
 
-  void add(double error, double error_band);  // NaN counts as infinitely wrong
-  bool holds() const { return worst <= band && elements == expected_elements; }
+  void add(double got, double want, double error_band);  // NaN counts as infinitely wrong
+  // "ok" where all was looked at and lies within the band, and zeros in its place would not; else why not.
+  std::string_view verdict() const;
+  bool holds() const { return verdict() == "ok"; }
 };
 using AgreementTable = std::map<std::string, Agreement>;  // by kind, "gradient self_attn.q_proj"
 
