@@ -1,13 +1,17 @@
 #include "app/compare_hashes.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "app/compare_metrics.h"
 #include "checkpoint/hdf5_file.h"
+#include "core/integer.h"
+#include "core/json_object.h"
+#include "core/shown.h"
+#include "core/text_lines.h"
 #include "observe/metrics.h"
+#include "ops/block_hashes.h"
 #include "train/step_hash.h"
 
 namespace invar::app {
@@ -16,16 +20,28 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-// The tensors' hashes of a step, by kind; null without them. A file of many long lines, of which one is parsed.
-ordered_json read_tensors(const fs::path& run, int64_t step) {
-  std::ifstream file(run / (std::string(StateHashWriter::kStateHashesName) + ".jsonl"));
+using TensorHashes = std::vector<std::pair<std::string, std::string>>;  // name, hash; in the run's order
+
+// The tensors' hashes of a step; nothing without them. A file of many long lines, of which one is parsed.
+std::optional<TensorHashes> read_tensors(const fs::path& run, int64_t step, const std::string& kind) {
+  const fs::path path = run / (std::string(StateHashWriter::kStateHashesName) + ".jsonl");
+  std::error_code error;
+  if (!fs::exists(path, error)) return std::nullopt;
   const std::string head = format("{{\"step\":{},", step);
-  std::string found;
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    if (line.starts_with(head)) found = std::move(line);
-  }
-  ordered_json tensors = ordered_json::parse(found, nullptr, false);
-  return tensors.is_object() ? tensors : ordered_json();
+  std::string found, where;
+  for_each_line(path.string(), [&](int64_t number, const std::string& line) {
+    if (!line.starts_with(head)) return;
+    found = line;
+    where = format("{}:{}", path.string(), number);
+  });
+  if (found.empty()) return std::nullopt;
+  const JsonObject line = JsonObject::parse(found, where, {});
+  if (!line.has(kind)) return std::nullopt;
+  const JsonObject hashes = line.object(kind);
+  const ordered_json ordered = ordered_json::parse(found);  // the names in their order; all else is judged above
+  TensorHashes tensors;
+  for (const auto& [name, hash] : ordered[kind].items()) tensors.emplace_back(name, hashes.text(name, ""));
+  return tensors;
 }
 
 struct Blocks {
@@ -36,7 +52,7 @@ struct Blocks {
 // The blocks of a tensor, if the run has a file of them and it is of the state that the tensor's hash is of: an earlier
 // run may have left one.
 std::optional<Blocks> read_blocks(const fs::path& run, int64_t step, const std::string& kind, const std::string& tensor,
-                                  const ordered_json& hash) {
+                                  const std::string& hash) {
   const fs::path path = block_hashes_path(run, step);
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
@@ -47,11 +63,17 @@ std::optional<Blocks> read_blocks(const fs::path& run, int64_t step, const std::
     return values;
   };
   const Blocks blocks{read(kind + "/" + tensor), read("shape/" + tensor)};
+  const std::optional<int64_t> elements = checked_product(blocks.shape);
+  const bool is_shape = std::ranges::all_of(blocks.shape, [](int64_t dim) { return dim >= 0; });
+  if (!is_shape || !elements || hash_blocks(*elements) != std::ssize(blocks.hashes)) {
+    throw Error(ErrorKind::kData, format("{}: the blocks of {} do not fit its shape", path.string(), shown(tensor)),
+                "the file is damaged: restore it, or remove it to compare without blocks");
+  }
   return hash == hash_text(hash_tensor(blocks.hashes)) ? std::optional(blocks) : std::nullopt;
 }
 
 void find_block(KindDifference& found, const fs::path& run_a, const fs::path& run_b, int64_t step,
-                const ordered_json& hash_a, const ordered_json& hash_b) {
+                const std::string& hash_a, const std::string& hash_b) {
   const std::optional<Blocks> a = read_blocks(run_a, step, found.kind, found.first, hash_a);
   const std::optional<Blocks> b = read_blocks(run_b, step, found.kind, found.first, hash_b);
   if (!a || !b || a->shape != b->shape || a->hashes.size() != b->hashes.size()) return;
@@ -62,18 +84,18 @@ void find_block(KindDifference& found, const fs::path& run_a, const fs::path& ru
 
 KindDifference compare_kind(const std::string& kind, const fs::path& run_a, const fs::path& run_b, int64_t step) {
   KindDifference found{kind, 0, "", std::nullopt, {}};
-  const ordered_json lines[] = {read_tensors(run_a, step), read_tensors(run_b, step)};
-  if (!lines[0].contains(kind) || !lines[1].contains(kind)) return found;
-  const ordered_json &a = lines[0][kind], &b = lines[1][kind];
-  for (const auto& [name, hash] : a.items()) {
-    const auto other = b.find(name);
-    if (other != b.end() && *other == hash) continue;
+  const std::optional<TensorHashes> a = read_tensors(run_a, step, kind), b = read_tensors(run_b, step, kind);
+  if (!a || !b) return found;
+  const std::map<std::string, std::string> in_a(a->begin(), a->end()), in_b(b->begin(), b->end());
+  for (const auto& [name, hash] : *a) {
+    const auto other = in_b.find(name);
+    if (other != in_b.end() && other->second == hash) continue;
     if (++found.tensors > 1) continue;
     found.first = name;
-    if (other != b.end()) find_block(found, run_a, run_b, step, hash, *other);
+    if (other != in_b.end()) find_block(found, run_a, run_b, step, hash, other->second);
   }
-  for (const auto& [name, hash] : b.items()) {
-    if (a.contains(name)) continue;
+  for (const auto& [name, hash] : *b) {
+    if (in_a.contains(name)) continue;
     if (++found.tensors == 1) found.first = name;
   }
   return found;
@@ -83,6 +105,7 @@ KindDifference compare_kind(const std::string& kind, const fs::path& run_a, cons
 
 std::optional<HashDifference> compare_hashes(const fs::path& metrics_a, const fs::path& metrics_b) {
   const DigestTable a = read_digests(metrics_a), b = read_digests(metrics_b);
+  if (a.empty() || b.empty()) return std::nullopt;
   HashDifference found;
   for (const auto& [step, digest] : a) {
     const auto other = b.find(step);
@@ -94,7 +117,6 @@ std::optional<HashDifference> compare_hashes(const fs::path& metrics_a, const fs
       found.first_differing = step;
     }
   }
-  if (found.steps == 0) return std::nullopt;
   if (!found.first_differing) return found;
   const auto hash_of = [&](const DigestTable& table, const std::string& kind) {
     const auto& hashes = table.at(*found.first_differing);

@@ -18,16 +18,16 @@ struct KindDifference {
 };
 
 struct HashDifference {
-  int64_t steps = 0;  // with hashes on both sides
+  int64_t steps = 0;  // with hashes on both sides; none: nothing is compared
   int64_t equal = 0;  // of them
   std::optional<int64_t> first_differing;
   std::vector<KindDifference> kinds;  // at that step; none if loss or gradient norm alone differ
 
-  bool all_equal() const { return steps == equal; }
+  bool all_equal() const { return steps > 0 && steps == equal; }
 };
 
 // The state hashes of two metrics.jsonl, and of the files beside them what names tensor and block. Of two lines for a
-// step the later one counts. Nothing if no step has hashes in both. Error{kData} for files that are not a run's.
+// step the later one counts. Nothing if one of them has no hashes at all. Error{kData} for files that are not a run's.
 std::optional<HashDifference> compare_hashes(const std::filesystem::path& metrics_a,
                                              const std::filesystem::path& metrics_b);
 

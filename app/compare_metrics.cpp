@@ -1,23 +1,20 @@
 #include "app/compare_metrics.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-
 #include "core/error.h"
+#include "core/json_object.h"
+#include "core/text_lines.h"
 
 namespace invar::app {
 namespace {
 
 constexpr const char* kFields[] = {"loss", "grad_norm", "lr", "tokens", "validation_loss"};
 
-std::map<std::string, double> fields_of(const nlohmann::json& line) {
+std::map<std::string, double> fields_of(const JsonObject& line) {
   std::map<std::string, double> fields;
-  for (const auto& [key, value] : line.items()) {
-    if (value.is_number()) fields[key] = value.get<double>();
-    if (value.is_null()) fields[key] = std::numeric_limits<double>::quiet_NaN();
+  for (const std::string& name : line.names()) {
+    if (line.is_number(name)) fields[name] = line.number(name, 0);
+    if (line.is_null(name)) fields[name] = std::numeric_limits<double>::quiet_NaN();
   }
   return fields;
 }
@@ -60,29 +57,26 @@ std::vector<int64_t> steps_only_in(const MetricsTable& a, const MetricsTable& b)
   return steps;
 }
 
+constexpr const char* kGiveMetrics = "give the metrics.jsonl of a run, or its folder";
+
 // Calls visit(step, line).
-template <class Visit>
-void for_each_line(const std::filesystem::path& path, Visit visit) {
-  std::ifstream file(path);
-  if (!file) throw Error(ErrorKind::kData, format("{}: cannot be opened: {}", path.string(), std::strerror(errno)));
-  int64_t number = 0;
-  for (std::string text; std::getline(file, text);) {
-    ++number;
-    if (file.eof()) break;  // a run that was killed, or goes on, left it half written
-    const auto line = nlohmann::json::parse(text, nullptr, false);
-    if (!line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) {
-      throw Error(ErrorKind::kData, format("{}:{}: not a line of metrics", path.string(), number),
-                  "give the metrics.jsonl of a run, or its folder");
-    }
-    visit(line["step"].get<int64_t>(), line);
-  }
+void for_each_step(const std::filesystem::path& path,
+                   const std::function<void(int64_t step, const JsonObject& line)>& visit) {
+  JsonRules rules;
+  rules.fix = kGiveMetrics;
+  const auto visit_line = [&](int64_t number, const std::string& text) {
+    const JsonObject line = JsonObject::parse(text, format("{}:{}", path.string(), number), rules);
+    if (!line.is_number("step")) line.refuse("not a line of metrics: it has no step", kGiveMetrics);
+    visit(line.integer("step"), line);
+  };
+  for_each_line(path.string(), visit_line, kGiveMetrics);
 }
 
 }  // namespace
 
 MetricsTable read_metrics(const std::filesystem::path& path) {
   MetricsTable table;
-  for_each_line(path, [&](int64_t step, const nlohmann::json& line) {
+  for_each_step(path, [&](int64_t step, const JsonObject& line) {
     for (const auto& [field, value] : fields_of(line)) table[step][field] = value;
   });
   return table;
@@ -90,11 +84,13 @@ MetricsTable read_metrics(const std::filesystem::path& path) {
 
 DigestTable read_digests(const std::filesystem::path& path) {
   DigestTable table;
-  for_each_line(path, [&](int64_t step, const nlohmann::json& line) {
-    const auto found = line.find("state_hash");
-    if (found == line.end() || !found->is_object()) return;
+  for_each_step(path, [&](int64_t step, const JsonObject& line) {
+    if (!line.has("state_hash")) return;
+    const JsonObject hashes = line.object("state_hash");
+    const std::vector<std::string> names = hashes.names();
+    if (names.empty()) line.refuse("state_hash holds no hash", kGiveMetrics);
     table[step].clear();
-    for (const auto& [name, hash] : found->items()) table[step][name] = hash.is_string() ? hash.get<std::string>() : "";
+    for (const std::string& name : names) table[step][name] = hashes.text(name, "");
   });
   return table;
 }
@@ -110,8 +106,9 @@ MetricsDifference compare_metrics(const MetricsTable& a, const MetricsTable& b, 
     FieldDifference found = compare_field(a, b, field, tolerance);
     if (found.steps > 0) result.fields.push_back(std::move(found));
   }
-  if (result.fields.empty()) {
-    throw Error(ErrorKind::kConfig, "A and B have no step in common", "compare runs that logged the same steps");
+  if (result.fields.empty() || result.fields.front().field != kFields[0]) {  // the rest says nothing of the training
+    throw Error(ErrorKind::kConfig, "A and B have no step with a loss in common",
+                "compare runs that logged the same steps");
   }
   result.only_a = steps_only_in(a, b);
   result.only_b = steps_only_in(b, a);

@@ -12,7 +12,7 @@ namespace invar::app {
 
 // What the lines of a metrics.jsonl say of each step: field → value, NaN where the file has null. Of two lines for a
 // step the later one counts; a last line that is not finished is not read. Error{kData} with file and line for a line
-// that is not an object with a step.
+// that is not an object with a step, or whose hashes are none.
 using MetricsTable = std::map<int64_t, std::map<std::string, double>>;
 MetricsTable read_metrics(const std::filesystem::path& path);
 
@@ -39,7 +39,7 @@ struct MetricsDifference {
   bool inside() const;
 };
 
-// Error{kConfig} if no step is in both.
+// Error{kConfig} if no step has a loss in both.
 MetricsDifference compare_metrics(const MetricsTable& a, const MetricsTable& b, const Tolerance& tolerance);
 
 }  // namespace invar::app

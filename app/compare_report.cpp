@@ -162,6 +162,7 @@ std::vector<std::string> describe(const HashDifference& difference) {
   if (difference.all_equal()) {
     return {format("state: {} step{} with equal state", difference.steps, difference.steps == 1 ? "" : "s")};
   }
+  if (difference.steps == 0) return {"state: no step with hashes in common"};
   std::vector<std::string> lines = {format("state: equal at {} of {} hashed steps, first differing at step {}",
                                            difference.equal, difference.steps, *difference.first_differing)};
   for (const KindDifference& kind : difference.kinds) lines.push_back(describe_kind(kind));

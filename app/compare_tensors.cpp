@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <functional>
+#include <map>
 
 #include "core/tensor.h"
 
@@ -80,6 +82,7 @@ std::string mismatch_of(const TensorFile& a, const TensorFile& b, const std::str
   if (info_a.shape != info_b.shape) {
     return format("shape {} in A, {} in B", describe_shape(info_a.shape), describe_shape(info_b.shape));
   }
+  if (info_a.elements() == 0) return "holds no elements: nothing is compared";
   // Values are compared as numbers: a bf16 weight may be written as fp32.
   return info_a.is_integer != info_b.is_integer ? format("type {} in A, {} in B", info_a.dtype, info_b.dtype) : "";
 }
@@ -193,8 +196,7 @@ TensorDifference compare_one(const TensorFile& a, const TensorFile& b, const std
     if (logits != nullptr) logits->add(block);
     return true;
   });
-  const int64_t elements = info.rows() * info.cols();
-  found.mean_abs = elements > 0 ? sum / static_cast<double>(elements) : 0;
+  found.mean_abs = sum / static_cast<double>(info.elements());
   found.band = info.is_integer ? 0 : tolerance.band(found.magnitude);
   if (equal) return found;
   const bool outside = tolerance.exact || found.max_abs > found.band;
@@ -205,22 +207,27 @@ TensorDifference compare_one(const TensorFile& a, const TensorFile& b, const std
 
 // A jump at one layer is where an error enters; rounding grows slowly.
 void add_growth(std::vector<TensorDifference>& tensors) {
+  std::map<int64_t, TensorDifference*> layers;
   for (TensorDifference& tensor : tensors) {
     if (!tensor.name.starts_with(kHidden) || !tensor.mismatch.empty()) continue;
-    const int64_t layer = std::atoll(tensor.name.c_str() + kHidden.size());
-    const auto previous = std::find_if(tensors.begin(), tensors.end(), [&](const TensorDifference& other) {
-      return other.name == format("{}{}", kHidden, layer - 1);
-    });
-    if (previous != tensors.end() && previous->mean_abs > 0) tensor.growth = tensor.mean_abs / previous->mean_abs;
+    int32_t layer = 0;
+    const char* end = tensor.name.data() + tensor.name.size();
+    const auto parsed = std::from_chars(tensor.name.data() + kHidden.size(), end, layer);
+    if (parsed.ec == std::errc() && parsed.ptr == end) layers[layer] = &tensor;
+  }
+  for (const auto& [layer, tensor] : layers) {
+    const auto previous = layers.find(layer - 1);
+    if (previous == layers.end() || previous->second->mean_abs <= 0) continue;
+    tensor->growth = tensor->mean_abs / previous->second->mean_abs;
   }
 }
 
 }  // namespace
 
 bool FileDifference::inside() const {
-  return only_a.empty() && only_b.empty() && std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
-           return tensor.verdict != Verdict::kOutside;
-         });
+  const bool any_proves = std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return !t.is_vacuous(); });
+  return any_proves && only_a.empty() && only_b.empty() &&
+         std::all_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.verdict != Verdict::kOutside; });
 }
 
 FileDifference compare_tensors(const TensorFile& a, const TensorFile& b, const Tolerance& tolerance) {

@@ -13,7 +13,7 @@ namespace invar::app {
 struct TensorDifference {
   std::string name;
   std::vector<int64_t> shape;  // in A
-  std::string mismatch;        // shapes or types that differ, in words; then there are no numbers
+  std::string mismatch;        // why there are no numbers: shapes or types that differ, no elements
   double max_abs = 0;
   double mean_abs = 0;
   double magnitude = 0;                // max |B|, of finite values
@@ -53,11 +53,12 @@ struct FileDifference {
   std::vector<std::string> only_b;
   std::optional<LogitsDifference> logits;  // if both have them, in one shape
 
+  // No tensor is outside, none on one side only, and one at least says something: it is not vacuous.
   bool inside() const;
 };
 
 // Reads both in blocks of rows. Of files of one kind the dtypes must be equal too, of different kinds only integers
-// must face integers. Error{kConfig} if there is no common name.
+// must face integers. A tensor without elements is outside. Error{kConfig} if there is no common name.
 FileDifference compare_tensors(const TensorFile& a, const TensorFile& b, const Tolerance& tolerance);
 
 }  // namespace invar::app

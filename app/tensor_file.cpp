@@ -7,18 +7,30 @@
 #include "checkpoint/hf_weights.h"
 #include "checkpoint/safetensors.h"
 #include "core/error.h"
+#include "core/integer.h"
+#include "core/shown.h"
+#include "core/tensor.h"
 
 namespace invar::app {
 namespace {
 
+void check_elements(const std::filesystem::path& path, const std::string& name, std::span<const int64_t> shape) {
+  if (checked_product(shape)) return;
+  throw Error(ErrorKind::kData,
+              format("{}: {} has the shape {}, more elements than a file can hold", path.string(), shown(name),
+                     describe_shape(shape)),
+              "the file is damaged");
+}
+
 class DumpFile : public TensorFile {
  public:
-  explicit DumpFile(const std::filesystem::path& path) : reader_(path) {}
+  explicit DumpFile(const std::filesystem::path& path) : path_(path), reader_(path) {}
 
   TensorFileKind kind() const override { return TensorFileKind::kDump; }
   std::vector<std::string> names() const override { return reader_.names(); }
   Info info(const std::string& name) const override {
     const Hdf5Info info = reader_.info(name);
+    check_elements(path_, name, info.shape);
     return {std::string(name_of(info.dtype)), info.dtype == DType::kI32 || info.dtype == DType::kI64, info.shape};
   }
   void read_rows(const std::string& name, Range rows, std::span<double> out) const override {
@@ -26,6 +38,7 @@ class DumpFile : public TensorFile {
   }
 
  private:
+  std::filesystem::path path_;
   Hdf5Reader reader_;
 };
 
@@ -33,9 +46,16 @@ class SafetensorsFile : public TensorFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path) : weights_(path) {
     const bool has_steps = reader_.contains("tokens") && reader_.contains("traj_loss");
-    is_case_ = has_steps && reader_.info("tokens").shape.size() == 3 && reader_.info("tokens").shape[2] > 0;
+    const std::vector<int64_t> shape = has_steps ? reader_.info("tokens").shape : std::vector<int64_t>();
+    is_case_ = shape.size() == 3 && shape[0] > 0 && shape[2] > 0;
     for (const std::string& name : reader_.names()) {
-      if (weights_.modality_of(name).empty()) in_file_[text_model_name(name)] = name;
+      if (!weights_.modality_of(name).empty()) continue;
+      const auto [first, is_new] = in_file_.emplace(text_model_name(name), name);
+      if (is_new) continue;
+      throw Error(ErrorKind::kData,
+                  format("{}: {} and {} are the same tensor of the text model", path.string(), shown(first->second),
+                         shown(name)),
+                  "keep one of the two");
     }
   }
 
@@ -44,13 +64,14 @@ class SafetensorsFile : public TensorFile {
   std::vector<std::string> names() const override {
     std::vector<std::string> names;
     for (const auto& [name, there] : in_file_) names.push_back(name);
-    if (is_case_) names.push_back("labels");
+    if (is_case_ && !in_file_.contains("labels")) names.push_back("labels");
     return names;
   }
 
   Info info(const std::string& name) const override {
     const SafetensorsInfo& info = reader_.info(is_ids(name) ? "tokens" : in_file_.at(name));
     if (is_ids(name)) return {info.dtype, true, {info.shape[1], info.shape[2] - 1}};
+    check_elements(info.file, name, info.shape);
     return {info.dtype, info.dtype == "I64" || info.dtype == "I32", info.shape};
   }
 

@@ -23,6 +23,7 @@ class TensorFile {
     std::vector<int64_t> shape;
 
     // The tensor as a matrix: all dims but the last × the last. A vector is (n, 1).
+    int64_t elements() const { return rows() * cols(); }
     int64_t rows() const;
     int64_t cols() const;
   };
@@ -30,6 +31,7 @@ class TensorFile {
   virtual ~TensorFile() = default;
   virtual TensorFileKind kind() const = 0;
   virtual std::vector<std::string> names() const = 0;
+  // The number of elements is checked: it can be held in an int64_t, and the file has bytes for them.
   virtual Info info(const std::string& name) const = 0;
   // Rows of the matrix view into out of exactly that size.
   virtual void read_rows(const std::string& name, Range rows, std::span<double> out) const = 0;

@@ -13,6 +13,8 @@ using namespace invar::test;
 
 namespace {
 
+using Shape = std::vector<int64_t>;
+
 // Two matrices of three and two blocks, the same in every kind but for element `changed` of exp_avg's second.
 StateHash made_up_state(int64_t step, int64_t changed = -1) {
   StateHash hash;
@@ -144,6 +146,41 @@ TEST_CASE("A loss of other bits differs, and runs without common hashes have non
   CHECK(compare(a, b).kinds.empty());
   CHECK(compare(a, b).first_differing == 1);
   CHECK(contains(report(compare(a, b)), "loss or gradient norm alone"));
-  none.write(2, made_up_state(2));
+  MetricsWriter(none.folder.path(), OpenMode::kAppend).write(StepMetrics{});
   CHECK_FALSE(compare_hashes(a.metrics(), none.metrics()).has_value());
+}
+
+TEST_CASE("Hashes without a step in common prove nothing") {
+  const Run a, b;
+  a.write(1, made_up_state(1));
+  b.write(2, made_up_state(2));
+  CHECK(compare(a, b).steps == 0);
+  CHECK_FALSE(compare(a, b).all_equal());
+  CHECK(contains(report(compare(a, b)), "no step with hashes in common"));
+}
+
+TEST_CASE("Blocks that do not fit their tensor's shape are refused") {
+  const Run a, b;
+  a.write_steps();
+  b.write_steps(2, 4999);
+  const StateHash hash = made_up_state(2);
+  for (const Shape& shape : {Shape{50, 1000}, Shape{-50, -100}, Shape{int64_t{1} << 62, 4}}) {
+    StateHash damaged = hash;
+    for (auto& kind : damaged.tensors) {
+      for (auto& tensor : kind) tensor.shape = shape;
+    }
+    write_block_hashes(a.folder.path(), 2, damaged);
+    require_error(ErrorKind::kData, {"block", "do not fit its shape"}, [&] { compare(a, b); });
+  }
+}
+
+TEST_CASE("State hashes that are no hashes are refused by file and line") {
+  const Run a, b;
+  a.write(1, made_up_state(1));
+  b.write(1, made_up_state(1, 7));
+  const std::string name = std::string(StateHashWriter::kStateHashesName) + ".jsonl";
+  a.folder.write(name, "{\"step\":1,\"exp_avg\":{\"z.first\":" + std::string(100000, '[') + "\n");
+  require_error(ErrorKind::kData, {name + ":1: more than 64 levels deep"}, [&] { compare(a, b); });
+  a.folder.write(name, "{\"step\":1,\"exp_avg\":{\"z.first\":7}}\n");
+  require_error(ErrorKind::kData, {name + ":1: exp_avg.z.first"}, [&] { compare(a, b); });
 }

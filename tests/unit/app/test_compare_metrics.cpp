@@ -1,5 +1,7 @@
 #include "app/compare_metrics.h"
 
+#include <sys/stat.h>
+
 #include "app/compare_report.h"
 #include "support/errors.h"
 #include "support/temporary_folder.h"
@@ -95,19 +97,41 @@ TEST_CASE("Steps of one side are told; none in common is a mistake") {
   const std::vector<std::string> lines = describe(found);
   CHECK(std::find(lines.begin(), lines.end(), "1 step only in A: 1") != lines.end());
   CHECK(std::find(lines.begin(), lines.end(), "2 steps only in B: 3, 4") != lines.end());
-  require_error(ErrorKind::kConfig, {"no step in common"},
+  require_error(ErrorKind::kConfig, {"no step with a loss in common"},
                 [] { compare_metrics(table_of(line(1, 1)), table_of(line(2, 1)), {}); });
 }
 
 TEST_CASE("Metrics that cannot be read are refused by file and line") {
   const TemporaryFolder folder;
-  const auto refused = [&](const std::string& text, const std::string& where) {
+  const auto refused = [&](const std::string& text, const std::string& message) {
     const std::string path = folder.write("m.jsonl", text);
-    require_error(ErrorKind::kData, {where, "not a line of metrics"}, [&] { read_metrics(path); });
+    require_error(ErrorKind::kData, {message}, {"metrics.jsonl of a run"}, [&] { read_metrics(path); });
   };
-  refused("step 1\n", "m.jsonl:1");
-  refused(line(1, 1) + "[]\n", "m.jsonl:2");
-  refused(line(1, 1) + "{\"loss\":1}\n", "m.jsonl:2");
-  refused(line(1, 1) + "{\"step\":\"two\"}\n", "m.jsonl:2");
+  refused("step 1\n", "m.jsonl:1: not valid JSON");
+  refused(line(1, 1) + "[]\n", "m.jsonl:2: ");
+  refused(line(1, 1) + "{\"loss\":1}\n", "m.jsonl:2: not a line of metrics");
+  refused(line(1, 1) + "{\"step\":\"two\"}\n", "m.jsonl:2: not a line of metrics");
+  refused(line(1, 1) + "{\"step\":1.5}\n", "m.jsonl:2: step");
+  refused(line(1, 1) + std::string(100000, '[') + "\n", "m.jsonl:2: more than 64 levels deep");
   require_error(ErrorKind::kData, {"nowhere.jsonl", "No such file"}, [&] { read_metrics(folder / "nowhere.jsonl"); });
+}
+
+TEST_CASE("Metrics without a loss in common prove nothing") {
+  const auto rates = [] { return table_of("{\"step\":1,\"lr\":0.5,\"tokens\":8}\n"); };
+  require_error(ErrorKind::kConfig, {"no step with a loss in common"}, [&] { compare_metrics(rates(), rates(), {}); });
+  require_error(ErrorKind::kConfig, {"no step with a loss in common"}, [] { compare_metrics({}, {}, {}); });
+}
+
+TEST_CASE("Hashes that are none are refused by file and line") {
+  const TemporaryFolder folder;
+  for (const char* hash : {"{}", "{\"weights\":7}", "{\"weights\":[]}", "\"abc\"", "[]"}) {
+    const std::string path = folder.write("m.jsonl", line(1, 1) + line(2, 1, format(",\"state_hash\":{}", hash)));
+    require_error(ErrorKind::kData, {"m.jsonl:2: state_hash"}, [&] { read_digests(path); });
+  }
+}
+
+TEST_CASE("Metrics that are a pipe are refused at once") {
+  const TemporaryFolder folder;
+  REQUIRE(::mkfifo((folder / "metrics.jsonl").c_str(), 0600) == 0);
+  require_error(ErrorKind::kData, {"not a regular file"}, [&] { read_metrics(folder / "metrics.jsonl"); });
 }

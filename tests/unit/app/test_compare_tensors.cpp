@@ -41,8 +41,9 @@ FileDifference compare(const std::vector<Named>& a, const std::vector<Named>& b,
 TensorDifference compare_values(const Values& a, const Values& b, const Tolerance& tolerance = {}) {
   const Shape shape{std::ssize(a)};
   const FileDifference found = compare({{"x", shape, a}}, {{"x", shape, b}}, tolerance);
-  CHECK(found.inside() == (found.tensors.at(0).verdict != Verdict::kOutside));
-  return found.tensors.at(0);
+  const TensorDifference& only = found.tensors.at(0);
+  CHECK(found.inside() == (only.verdict != Verdict::kOutside && !only.is_vacuous()));
+  return only;
 }
 
 constexpr Tolerance kExact{0, 0, true};
@@ -150,6 +151,45 @@ TEST_CASE("Other shapes, other types and missing names are differences") {
   CHECK(types.tensors.at(1).verdict == Verdict::kEqual);  // the same number in fp32 and fp64
   CHECK_FALSE(types.inside());
   require_error(ErrorKind::kConfig, {"no tensor in common"}, [] { compare({{"x", {1}, {1}}}, {{"y", {1}, {1}}}); });
+}
+
+// A safetensors file with this header and so many bytes of zeros behind it, opened.
+std::unique_ptr<TensorFile> safetensors_of(const TemporaryFolder& folder, const std::string& header, size_t bytes) {
+  folder.write("x.safetensors", bytes_of<uint64_t>({header.size()}) + header + std::string(bytes, '\0'));
+  return open_safetensors(folder / "x.safetensors");
+}
+
+TEST_CASE("A comparison of nothing is a difference") {
+  const FileDifference empty = compare({{"x", {0}, {}}}, {{"x", {0}, {}}}, kExact);
+  CHECK(empty.tensors.at(0).mismatch == "holds no elements: nothing is compared");
+  CHECK_FALSE(empty.inside());
+  CHECK_FALSE(
+      compare({{"logits", {4, 2, 0}, {}}, {"x", {1}, {1}}}, {{"logits", {4, 2, 0}, {}}, {"x", {1}, {1}}}).inside());
+  CHECK_FALSE(FileDifference{}.inside());
+  require_error(ErrorKind::kConfig, {"no tensor in common"}, [] { compare({}, {}); });
+}
+
+TEST_CASE("Tensors without elements end at once, whatever their dims") {
+  const TemporaryFolder folder;
+  const auto tokens = safetensors_of(folder,
+                                     R"({"tokens":{"dtype":"I64","shape":[0,1000000,33],"data_offsets":[0,0]},)"
+                                     R"("traj_loss":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                                     4);
+  CHECK_FALSE(compare_tensors(*tokens, *tokens, {}).inside());
+  const auto rows =
+      safetensors_of(folder, R"({"x":{"dtype":"F32","shape":[4611686018427387904,0],"data_offsets":[0,0]}})", 0);
+  CHECK_FALSE(compare_tensors(*rows, *rows, {}).inside());
+  require_error(ErrorKind::kData, {"x.safetensors", "x"}, [&] {
+    const auto wide =
+        safetensors_of(folder, R"({"x":{"dtype":"F32","shape":[4611686018427387904,8,0],"data_offsets":[0,0]}})", 0);
+    compare_tensors(*wide, *wide, {});
+  });
+}
+
+TEST_CASE("The layer of an activation may be any text") {
+  const std::vector<Named> tensors = {
+      {"hidden.-9223372036854775808", {1}, {1}}, {"hidden.", {1}, {1}}, {"hidden.99999999999999999999", {1}, {1}}};
+  CHECK(compare(tensors, tensors).inside());
 }
 
 TEST_CASE("A dump beside safetensors: common names only, any number of dims, types by kind") {
@@ -262,7 +302,10 @@ TEST_CASE("Positions at which the likeliest token differs, near ties apart from 
 }
 
 TEST_CASE("A tensor that the band swallows whole is told") {
-  CHECK(compare_values({1e-7f}, {5e-7f}).is_vacuous());
+  const FileDifference swallowed = compare({{"x", {1}, {1e-7f}}}, {{"x", {1}, {5e-7f}}});
+  CHECK(swallowed.tensors.at(0).is_vacuous());
+  CHECK_FALSE(swallowed.inside());  // nothing else says anything
+  CHECK(compare({{"x", {1}, {1e-7f}}, {"y", {1}, {1}}}, {{"x", {1}, {5e-7f}}, {"y", {1}, {1}}}).inside());
   CHECK_FALSE(compare_values({5e-7f}, {5e-7f}).is_vacuous());  // equal bits need no band
   CHECK_FALSE(compare_values({1.00001f}, {1.0f}).is_vacuous());
   const auto lines = describe(compare({{"x", {1}, {1e-7f}}}, {{"x", {1}, {5e-7f}}}), false);
