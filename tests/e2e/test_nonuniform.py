@@ -77,13 +77,13 @@ class Nonuniform(JobTest):
     def test_a_run_measures_the_speeds_of_unequal_replicas_and_a_plan_takes_them(self):
         self.config(train={"steps": 6, "global_batch_size": 32})
         layout = ["parallel.tensor=2", "parallel.nonuniform.tensor_widths=[2, 1]"]
-        self.train("unequal", *layout, ranks=3)
+        outcome = self.succeed("train", "run.yaml", "log.dir=unequal", *layout, ranks=3)
         lines = read_lines(self.folder / "unequal" / "metrics.jsonl")
         self.assertEqual(len(lines), 6)
         for line in lines:
             self.assertEqual(len(line["replica_seconds"]), 2, line)
-            for seconds in line["replica_seconds"]:
-                self.assertTrue(0 < seconds <= line["step_ms"] / 1e3, line)
+            # Not of step_ms, which is by the clock of rank 0: another rank may begin a step earlier.
+            self.assertTrue(all(0 < seconds < outcome.seconds for seconds in line["replica_seconds"]), line)
         told = re.findall(r"measured speeds: (parallel\.nonuniform\.speeds=\[(.*), (.*)\]) shares the batch "
                           r"(?:as it is, )?(\d+), (\d+) ", self.log("unequal"))
         self.assertEqual(len(told), 1, self.log("unequal"))

@@ -1,8 +1,8 @@
 // Stops a program at a file operation for as long as a test likes, so that a test need not hope for the right moment.
 // LD_PRELOAD puts it into every process of a job.
 //
-// INVAR_PAUSES names the moments, one a line: FOLDER<tab>CALL<tab>PATTERN. CALL is write, fsync or rename. PATTERN is of
-// the file's path, of a rename's old one, as in fnmatch(3). The test talks through files in FOLDER:
+// INVAR_PAUSES names the moments, one a line: FOLDER<tab>CALL<tab>PATTERN. CALL is write, fsync or rename. PATTERN is
+// of the file's path, of a rename's old one, as in fnmatch(3). The test talks through files in FOLDER:
 //   hold       a call that fits waits before it does anything, as long as this file is there. A write fits if its bytes
 //              contain the text of this file, which may change at any time.
 //   reached    appears when a call waits

@@ -1,6 +1,9 @@
 #include "train/replica_work.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #include "comm/thread_communicator.h"
@@ -30,16 +33,42 @@ void on_ranks(const std::function<void(const Config&, const ReplicaPlan&, const 
   run_thread_ranks(3, [&](Communicator& world) { body(config, plan, make_process_groups(world, topology_of(plan))); });
 }
 
-constexpr int kSlowMs = 1000;  // in a step of the second replica
-
 // A rank that is slow while its layers compute, on a hidden state in each of two micro-batches.
 class Slow final : public TensorSink {
  public:
+  explicit Slow(int ms) : ms_(ms) {}
   bool wants(std::string_view name) const override { return name.find("hidden") != std::string_view::npos; }
   void record(const std::string&, const Tensor&, int64_t) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(kSlowMs / 2));
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms_ / 2));
   }
+
+ private:
+  const int ms_;
 };
+
+// Of a step in which the second replica is slow, by so much, the largest time that a rank of each replica has measured.
+std::array<double, 2> measured_work(int slow_ms) {
+  std::array<double, 2> longest{};
+  std::mutex mutex;
+  on_ranks([&](const Config& config, const ReplicaPlan&, const ProcessGroups& groups) {
+    const Stream stream(DeviceType::kCpu);
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, groups.world->rank()));
+    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
+    state.adopt_values();
+    const auto source = make_token_source(config.data, token_request(config, Split::kTrain, groups.world->size()));
+    const DataStream data = data_stream(*source, config, Split::kTrain);
+    Slow slow(slow_ms);
+    DeviceTimer timer;
+    StepHooks hooks;
+    hooks.work = &timer;
+    if (groups.data_rank() == 1) hooks.sink = &slow;
+    run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0, hooks);
+    const std::lock_guard lock(mutex);
+    double& ms = longest[static_cast<size_t>(groups.data_rank())];
+    ms = std::max(ms, timer.milliseconds());
+  });
+  return longest;
+}
 
 }  // namespace
 
@@ -99,21 +128,13 @@ TEST_CASE("shares that are far off are told, then at twice the steps") {
 }
 
 TEST_CASE("what a step measures is own work, without waiting for other replicas") {
-  on_ranks([](const Config& config, const ReplicaPlan&, const ProcessGroups& groups) {
-    const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, groups.world->rank()));
-    initialise(state.parameters(), stream, config.train.seed, config.model.initializer_range);
-    state.adopt_values();
-    const auto source = make_token_source(config.data, token_request(config, Split::kTrain, groups.world->size()));
-    const DataStream data = data_stream(*source, config, Split::kTrain);
-    Slow slow;
-    DeviceTimer timer;
-    StepHooks hooks;
-    hooks.work = &timer;
-    if (groups.data_rank() == 1) hooks.sink = &slow;
-    run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0, hooks);
-    const double ms = timer.milliseconds();
-    if (groups.data_rank() == 1) CHECK(ms >= kSlowMs);
-    if (groups.data_rank() == 0) CHECK(ms < 0.9 * kSlowMs);  // sums wait for the other replica
-  });
+  // On a busy machine the own work takes long too, but not as long as any wait for the other replica.
+  bool apart = false;
+  for (int slow_ms = 250; !apart && slow_ms <= 16'000; slow_ms *= 4) {
+    const auto [fast, slow] = measured_work(slow_ms);
+    INFO(fast << " and " << slow << " ms, of which " << slow_ms << " asleep");
+    REQUIRE(slow >= slow_ms);
+    apart = fast < 0.9 * slow_ms;  // sums wait for the other replica
+  }
+  CHECK(apart);
 }
