@@ -19,7 +19,7 @@ from supervision.rank import PR_SET_PDEATHSIG, process_state, write_json
 END_SECONDS = 10  # that a launcher has to end its ranks
 ANSWER_SECONDS = 5
 RECORD_SECONDS, FAR_RECORD_SECONDS = 2, 10  # until a record is seen here: of one host, of several
-# Containers and waiting threads, as in launch/mpirun.
+# Containers, as in launch/mpirun.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
@@ -121,7 +121,7 @@ class Ranks:
         """mode: of launch/supervise, for a rank."""
         script = pathlib.Path(__file__).resolve().parents[1] / "supervise"
         environment = {**os.environ, **{key: value for key, value in ENVIRONMENT.items() if key not in os.environ},
-                       "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"), **self.variables}
+                       **self.variables}
         words = [*self.words, "-n", str(self.size), sys.executable, "-S", "-B", str(script), *mode,
                  str(self.folder.resolve()), "--", *command]
         try:

@@ -1,6 +1,5 @@
 # Every third-party package, from the system. tools/setup installs them on Debian and Ubuntu.
 find_package(Threads REQUIRED)
-find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI REQUIRED COMPONENTS CXX)
 find_package(yaml-cpp REQUIRED)
 find_package(spdlog REQUIRED)

@@ -11,6 +11,7 @@
 #include "core/range.h"
 #include "ops/cpu/gemm_kernel.h"
 #include "ops/cpu/gemm_pack.h"
+#include "ops/cpu/threads.h"
 
 // Blocking. Threads own disjoint rectangles of c. A thread walks its rectangle in tiles of at most
 // kTileRows x kTileCols, and for each tile over k in blocks of at most kDepth: the block of op(b) is packed once,
@@ -98,11 +99,10 @@ class Gemm {
       run_rectangle({0, p_.m}, {0, p_.n}, buffer);
       return;
     }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int thread = 0; thread < threads; ++thread) {
+    run_on_threads(threads, [&](int64_t thread) {
       run_rectangle(nth_part({0, p_.m}, kRows, grid_.rows, thread / grid_.cols),
                     nth_part({0, p_.n}, kCols, grid_.cols, thread % grid_.cols), buffer + thread * floats);
-    }
+    });
   }
 
  private:

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "core/integer.h"
 #include "core/range.h"
+#include "ops/cpu/threads.h"
 
 namespace invar::ops::cpu {
 
@@ -14,7 +13,7 @@ namespace invar::ops::cpu {
 inline constexpr int64_t kMinWorkPerThread = 16384;
 
 // Runs body(Range) over [0, n) cut into contiguous pieces, one per thread; work_per_item is in elements. The body must
-// give the same result for every cut, and must not throw. No parallel region is opened for one piece.
+// give the same result for every cut, and must not throw.
 template <class Body>
 void parallel_for(int threads, int64_t n, int64_t work_per_item, const Body& body) {
   const int64_t worthwhile = n * std::max<int64_t>(work_per_item, 1) / kMinWorkPerThread;
@@ -23,12 +22,7 @@ void parallel_for(int threads, int64_t n, int64_t work_per_item, const Body& bod
     body(Range{0, n});
     return;
   }
-#pragma omp parallel num_threads(pieces)
-  {
-    const int64_t count = omp_get_num_threads();
-    const int64_t index = omp_get_thread_num();
-    body(Range{n * index / count, n * (index + 1) / count});
-  }
+  run_on_threads(pieces, [&](int64_t index) { body(Range{n * index / pieces, n * (index + 1) / pieces}); });
 }
 
 // The same over columns; pieces begin at multiples of a cache line of floats.

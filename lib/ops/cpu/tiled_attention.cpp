@@ -1,7 +1,6 @@
 #include "ops/cpu/tiled_attention.h"
 
-#include <omp.h>
-
+#include <atomic>
 #include <limits>
 #include <vector>
 
@@ -16,12 +15,10 @@ namespace {
 // body(thread, task) for every task, taken up in order.
 template <class Body>
 void run_tasks(int threads, int64_t tasks, Body body) {
-  if (threads == 1) {
-    for (int64_t task = 0; task < tasks; ++task) body(0, task);
-    return;
-  }
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-  for (int64_t task = 0; task < tasks; ++task) body(omp_get_thread_num(), task);
+  std::atomic<int64_t> next = 0;
+  run_on_threads(threads, [&](int thread) {
+    for (int64_t task = next++; task < tasks; task = next++) body(thread, task);
+  });
 }
 
 int threads_for(const Stream& stream, int64_t tasks) {
