@@ -115,10 +115,13 @@ void StepDump::write_ids(const Stream& stream, const std::string& name, std::spa
     groups_.data->send(stream, view_of(ids), 0);
     return;
   }
-  file_->create(name, DType::kI32, std::vector<int64_t>{batch_, config_.train.sequence_length});
+  const int64_t sequence_length = config_.train.sequence_length;
+  file_->create(name, DType::kI32, std::vector<int64_t>{batch_, sequence_length});
   for (int rank = 0; rank < groups_.data->size(); ++rank) {
+    const Range samples = groups_.topology.samples_of(batch_, rank);
+    ids.resize(static_cast<size_t>(samples.size() * sequence_length));
     if (rank > 0) groups_.data->receive(stream, view_of(ids), rank);
-    file_->write_rows<int32_t>(name, groups_.topology.samples_of(batch_, rank).begin, ids);
+    file_->write_rows<int32_t>(name, samples.begin, ids);
   }
 }
 

@@ -10,11 +10,27 @@ DATA = 3
 STOPPED = 75
 GRID = ["parallel.tensor=4", "parallel.data=2"]
 
+# All that a run may record, for replicas that differ in width or in shares of the batch.
+RECORDS = {"hash_every": 1, "hash_blocks": "true", "dump_step": 2}
+
 
 class Nonuniform(JobTest):
     def recipe(self, **sections):
         self.config(numerics={"precision": "fp32", "reduction": "invariant", "workers": 8}, optimizer={"lr": 1e-2},
-                    train={"steps": 12, "global_batch_size": 8}, log={"hash_every": 1}, **sections)
+                    train={"steps": 12, "global_batch_size": 8, "eval_every": 2, "eval_batches": 1}, log=RECORDS, **sections)
+
+    def check_records(self, run, still, dump_step):
+        """Dump, hashes of blocks, validation losses and exported weights are those of the run on one rank."""
+        for record in (f"dump_step_{dump_step:08}.h5", "export"):
+            self.succeed("compare", f"{run}/{record}", f"{still}/{record}", "--exact")
+        blocks = f"hash_step_{dump_step:08}.h5"
+        self.assertEqual((self.folder / run / blocks).read_bytes(), (self.folder / still / blocks).read_bytes())
+        losses = series(self.folder / still, "validation_loss")
+        self.assertGreater(len(losses), 0)
+        self.assertEqual(series(self.folder / run, "validation_loss"), losses)
+
+    def train(self, name, *overrides, ranks=None):
+        return super().train(name, f"checkpoint.export_dir={name}/export", *overrides, ranks=ranks)
 
     def hashes(self, run):
         lines = read_lines(self.folder / run / "metrics.jsonl")
@@ -25,16 +41,19 @@ class Nonuniform(JobTest):
 
     def test_a_run_goes_on_with_fewer_ranks_and_comes_back(self):
         self.recipe(checkpoint={"every": 3})
-        self.train("still")
+        dump = 5  # at the second layout
+        self.train("still", f"log.dump_step={dump}")
         parts = [(GRID, 8), ([*GRID, "parallel.nonuniform.failed=[dp0.tp2]", "parallel.sequence=true"], 7),
                  ([*GRID, "parallel.nonuniform.failed=[dp0.tp0, dp1.tp3, dp1.tp1]", "parallel.sequence=true"], 5),
                  (GRID, 8)]
         for i, (layout, ranks) in enumerate(parts):
             stop = [] if i + 1 == len(parts) else ["train.exit_after_steps=3"]
-            outcome = self.run_invar("train", "run.yaml", "log.dir=moving", *stop, *layout, ranks=ranks)
+            outcome = self.run_invar("train", "run.yaml", "log.dir=moving", f"log.dump_step={dump}",
+                                     "checkpoint.export_dir=moving/export", *stop, *layout, ranks=ranks)
             self.assertEqual(outcome.errors, [], outcome)
             self.assertEqual(len(self.hashes("moving")), 3 * (i + 1), outcome)
         self.assertEqual(self.hashes("moving"), self.hashes("still"))
+        self.check_records("moving", "still", dump)
         losses = set()
         for layout, ranks in (([], None), (["parallel.tensor=4", "parallel.nonuniform.tensor_widths=[4, 3]"], 7),
                               (["parallel.tensor=2", "parallel.spare=1"], 5)):
@@ -55,6 +74,7 @@ class Nonuniform(JobTest):
             with self.subTest(run):
                 self.train(run, *steps, *GRID, *layout, ranks=ranks)
                 self.assertEqual(self.hashes(run), self.hashes("still"))
+                self.check_records(run, "still", 2)
                 self.assertIn(described, self.log(run))
 
     def test_a_replica_without_ranks_is_left_out_and_says_so(self):
@@ -73,6 +93,7 @@ class Nonuniform(JobTest):
         for slot in ("dp0.tp1", "dp1.tp0"):
             self.train(slot, *arguments, f"parallel.nonuniform.failed=[{slot}]", ranks=3)
             self.assertEqual(self.hashes(slot), self.hashes("still"))
+            self.check_records(slot, "still", 2)
 
     def test_a_run_measures_the_speeds_of_unequal_replicas_and_a_plan_takes_them(self):
         self.config(train={"steps": 6, "global_batch_size": 32})
@@ -101,10 +122,12 @@ class Nonuniform(JobTest):
     UNFAIR = ["parallel.tensor=2", "parallel.data=2", "parallel.nonuniform.failed=[dp1.tp1]",
               "parallel.nonuniform.speeds=[31, 1]"]
 
+    DUMPED = 10  # after the shares have changed
+
     def unfair_recipe(self):
         self.config(numerics={"precision": "fp32", "reduction": "invariant", "workers": 32}, optimizer={"lr": 1e-2},
                     train={"steps": 14, "global_batch_size": 32, "eval_every": 8, "eval_batches": 1},
-                    log={"hash_every": 1}, checkpoint={"every": 4})
+                    log={**RECORDS, "dump_step": self.DUMPED}, checkpoint={"every": 4})
 
     def shares(self, run):
         found = re.findall(r"batch: 32 sequences .* (\d+), (\d+) micro-steps of 1", self.log(run))
@@ -127,8 +150,8 @@ class Nonuniform(JobTest):
             self.assertEqual([(int(first), int(second)) for _, first, second in told], [after], self.log(run))
             self.assertEqual(len(re.findall(r"resumed from .*step_00000008: step 8 of 14, 256 samples", self.log(run))), 1)
             self.assertEqual(self.steps(run), list(range(1, 15)))
-            self.assertEqual(series(self.folder / run, "validation_loss"), series(self.folder / "still", "validation_loss"))
             self.assertEqual(self.hashes(run), self.hashes("still"))
+            self.check_records(run, "still", self.DUMPED)
             resolved = (self.folder / run / "config.yaml").read_text()
             self.assertIn(told[0][0].split("=")[1], resolved)
 
@@ -137,6 +160,7 @@ class Nonuniform(JobTest):
         self.assertNotIn("from now on", self.log("told"))
         self.assertIn("step 8: parallel.nonuniform.speeds=[", self.log("told"))
         self.assertEqual(self.hashes("told"), self.hashes("still"))
+        self.check_records("told", "still", self.DUMPED)
 
     def test_other_shares_change_neither_when_a_run_stops_nor_how_it_goes_on(self):
         self.unfair_recipe()
@@ -152,7 +176,7 @@ class Nonuniform(JobTest):
         self.assertEqual(self.steps("run"), list(range(1, 15)))
         self.assertEqual(self.hashes("run"), self.hashes("still"))
         # Where the shares are to change, but the step is the last or no checkpoint is due, nothing does.
-        for run, changes in (("last", ["train.steps=8"]), ("between", ["checkpoint.every=20"])):
+        for run, changes in (("last", ["train.steps=8", "log.dump_step=8"]), ("between", ["checkpoint.every=20"])):
             self.train(run, *self.UNFAIR, "parallel.nonuniform.reshare=true", *changes, ranks=4)
             self.assertEqual(self.shares(run), [(31, 1)])
 
@@ -179,20 +203,24 @@ class Nonuniform(JobTest):
 
     def test_a_batch_that_shrinks_does_so_by_the_measured_speeds(self):
         self.config(train={"steps": 24, "global_batch_size": 64, "sequence_length": 64}, checkpoint={"every": 4})
-        self.train("run", *self.UNFAIR, "parallel.nonuniform.batch=shrink", "parallel.nonuniform.reshare=true", ranks=4)
+        self.train("run", *self.UNFAIR, "parallel.nonuniform.batch=shrink", "parallel.nonuniform.reshare=true",
+                   "log.hash_every=3", "log.dump_step=23", "train.eval_every=5", "train.eval_batches=1", ranks=4)
         told = re.findall(r"step (\d+): from now on .* shares the batch (\d+), (\d+) instead of 32, 1 samples", self.log("run"))
         self.assertEqual(len(told), 1, self.log("run"))
         step, *shares = map(int, told[0])
         self.assertEqual([int(batch) for batch in re.findall(r"batch: (\d+) sequences", self.log("run"))], [33, sum(shares)])
         self.assertIn(f"step {step} of 24, {33 * step} samples consumed", self.log("run"))
         self.assertEqual(self.steps("run"), list(range(1, 25)))
+        self.assertEqual(len(self.hashes("run")), 8)
+        self.succeed("compare", "run/dump_step_00000023.h5", "run/dump_step_00000023.h5")
 
     def test_replicas_that_lost_as_many_ranks_share_rows_as_unequal_ones_do(self):
         self.config(model={**MODEL, "num_hidden_layers": 4, "num_key_value_heads": 2}, numerics={"precision": "fp32"},
                     train={"steps": 3, "global_batch_size": 6})
-        self.train("whole")
-        self.train("damaged", "parallel.tensor=4", "parallel.data=3", "parallel.nonuniform.failed=[dp0.tp0, dp1.tp3, dp2.tp1]",
-                   ranks=9)
+        self.train("whole", "log.dump_step=1")
+        self.train("damaged", "log.dump_step=1", "parallel.tensor=4", "parallel.data=3",
+                   "parallel.nonuniform.failed=[dp0.tp0, dp1.tp3, dp2.tp1]", ranks=9)
+        self.succeed("compare", "damaged/dump_step_00000001.h5", "whole/dump_step_00000001.h5", "--rtol", "1e-4")
         self.assertIn("9 ranks: tensor 3, 3, 3 x data 3", self.log("damaged"))
         whole, damaged = (read_lines(self.folder / run / "metrics.jsonl") for run in ("whole", "damaged"))
         self.assertEqual(len(damaged), 3)

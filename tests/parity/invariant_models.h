@@ -5,9 +5,14 @@
 #include <vector>
 
 #include "awkward_models.h"
+#include "checkpoint/hdf5_file.h"
 #include "comm/thread_communicator.h"
 #include "config/validation.h"
+#include "core/philox.h"
+#include "core/split_mix.h"
 #include "mock_run.h"
+#include "support/temporary_folder.h"
+#include "train/step_dump.h"
 #include "train/step_hash.h"
 
 namespace invar::test {
@@ -129,21 +134,40 @@ struct HashedStep {
 };
 struct HashedRun {
   std::vector<HashedStep> steps;
-  double validation = 0;  // loss after them
+  double validation = 0;       // loss after them
+  std::vector<uint64_t> dump;  // a hash of each tensor of the first step's dump, if there was one
 
   // All that must not depend on the layout.
   std::vector<uint64_t> bits() const {
-    std::vector<uint64_t> all;
+    std::vector<uint64_t> all = dump;
     for (const HashedStep& step : steps) all.push_back(step.digest.combined);
     all.push_back(std::bit_cast<uint64_t>(validation));
     return all;
   }
 };
 
+// Of each tensor of the file, in the order of their names.
+inline std::vector<uint64_t> hash_dump(const std::filesystem::path& path) {
+  const Hdf5Reader file(path);
+  std::vector<uint64_t> hashes;
+  for (const std::string& name : file.names()) {
+    std::vector<double> values(static_cast<size_t>(file.info(name).rows() * file.info(name).cols()));
+    file.read_rows<double>(name, {0, file.info(name).rows()}, values);
+    uint64_t hash = hash_name(name);
+    for (const double value : values) hash = split_mix(hash + std::bit_cast<uint64_t>(value));
+    hashes.push_back(hash);
+  }
+  return hashes;
+}
+
 // Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups.
 using PrepareGroups = std::function<void(ProcessGroups& groups)>;
-inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {}) {
+enum class Dump : uint8_t { kNothing, kFirstStep };
+inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {},
+                              Dump dumped = Dump::kNothing) {
   use_layout(config, layout);
+  const TemporaryFolder folder;
+  config.log.dir = folder.path().string();
   if (layout.widths.empty()) validate(config, layout.tensor * layout.data);
   HashedRun run;
   run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
@@ -153,8 +177,17 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
     for (int64_t step = 0; step < config.train.steps; ++step) {
       StepHash hash(rank.state, groups);
       StepHooks hooks;
-      hooks.gradients_complete = [&](const StepResult&) { hash.gradients(); };
-      const StepResult result = rank.train(step, hooks);
+      std::optional<StepDump> dump;
+      if (step == 0 && dumped == Dump::kFirstStep)
+        hooks.sink = &dump.emplace(config, groups, rank.state.model().vocabulary());
+      const std::vector<Batch> batches = rank.batches(step);
+      hooks.gradients_complete = [&](const StepResult& complete) {
+        hash.gradients();
+        if (!dump) return;
+        const std::filesystem::path path = dump->write(rank.state, batches, complete, step + 1);
+        if (world.rank() == 0) run.dump = hash_dump(path);
+      };
+      const StepResult result = run_step(rank.state, config, groups, batches, step, hooks);
       const StateDigest digest = hash.finish().digest(result.loss, result.grad_norm);
       if (world.rank() == 0) run.steps.push_back({digest, result});
     }

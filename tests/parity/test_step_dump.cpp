@@ -24,6 +24,9 @@ struct DumpLayout {
   bool uneven = false;
   RecomputeKind recompute = RecomputeKind::kNone;
   Precision precision = Precision::kF32;
+  // Of each replica, where they are unequal; tensor is then the widest.
+  std::vector<int> widths{};
+  std::vector<int64_t> samples{};
 };
 
 std::filesystem::path dump_first_step(const ReferenceCase& reference, const DumpLayout& layout,
@@ -38,11 +41,11 @@ std::filesystem::path dump_first_step(const ReferenceCase& reference, const Dump
   config.numerics.precision = layout.precision;
   config.log.dir = folder.string();
   config.log.dump_step = 1;
-  const int ranks = layout.tensor * layout.data;
-  validate(config, ranks);
+  const Topology topology{layout.tensor, layout.data, layout.widths, layout.samples};
+  if (topology.uniform()) validate(config, topology.world());
   std::filesystem::path path;
-  run_thread_ranks(ranks, [&](Communicator& world) {
-    const ProcessGroups groups = make_process_groups(world, {layout.tensor, layout.data});
+  run_thread_ranks(topology.world(), [&](Communicator& world) {
+    const ProcessGroups groups = make_process_groups(world, topology);
     const Stream stream(DeviceType::kCpu);
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
     load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
@@ -90,6 +93,15 @@ TEST_CASE("the dump of a step is the reference, at any layout") {
   check_layout("qwen3", {.tensor = 8, .sequence = true});  // copies of KV heads
   check_layout("qwen3_untied", {.tensor = 4, .data = 2});
   check_layout("qwen3_batch16", {.tensor = 2, .sequence = true, .data = 4, .micro_batch = 2});
+}
+
+TEST_CASE("the dump of a step is the reference if replicas are unequal in width, in their shares or in both") {
+  check_layout("qwen3", {.tensor = 2, .data = 2, .widths = {2, 1}, .samples = {3, 1}});
+  check_layout("qwen3", {.tensor = 2, .sequence = true, .data = 2, .widths = {1, 2}, .samples = {1, 3}});
+  check_layout("qwen3", {.tensor = 2, .data = 2, .widths = {2, 1}, .samples = {2, 2}});
+  check_layout("qwen3", {.data = 3, .widths = {1, 1, 1}, .samples = {1, 2, 1}});
+  check_layout("qwen3_batch16",
+               {.tensor = 4, .sequence = true, .data = 3, .micro_batch = 2, .widths = {4, 2, 3}, .samples = {8, 2, 6}});
 }
 
 TEST_CASE("bf16 is outside the band of fp32") {
