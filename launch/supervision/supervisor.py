@@ -9,8 +9,9 @@ import time
 from supervision import verdict
 from supervision.job import Metrics, Ranks
 from supervision.layout import Layout, UserError, read_config
+from supervision.verdict import CONFIG_CODE, DATA_CODE
 
-FAILED_CODE, CONFIG_CODE, DATA_CODE, STOPPED_CODE, NOT_STARTED = 1, 2, 3, 75, (126, 127)
+FAILED_CODE, STOPPED_CODE, NOT_STARTED = 1, 75, (126, 127)
 POLL_SECONDS = 0.05
 AGAIN_SECONDS = 5  # a request to stop that came before the ranks could hear it is repeated
 TOGETHER_SECONDS = 0.3  # between deaths that have one cause

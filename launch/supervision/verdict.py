@@ -7,6 +7,9 @@ import time
 # What an operating system or a machine does to a process. SIGABRT is a program's own doing.
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
+# invar's exit codes for a config and for data that cannot be used: the file is at fault, and no machine.
+CONFIG_CODE, DATA_CODE = 2, 3
+
 # Open MPI and Slurm about hosts, and Open MPI about ranks whose wrapper could not write.
 HOST_LOST = (re.compile(r"Remote daemon: +\S+ on node (\S+)"), re.compile(r"srun: error: Node failure on (\S+)"))
 RANK_LOST = re.compile(r"noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
@@ -48,10 +51,14 @@ def did_not_answer(records, ranks):
     return deaths if len(deaths) < ranks else []
 
 
-def lost_by_launcher(records, text):
+def lost_hosts(records, text):
     hosts = {host for pattern in HOST_LOST for host in pattern.findall(text)}
-    deaths = [Death(rank, f"host {record['host']} is gone") for rank, record in records.items()
-              if record["host"] in hosts or record["host"].split(".")[0] in hosts]
+    return [Death(rank, f"host {record['host']} is gone") for rank, record in records.items()
+            if record["host"] in hosts or record["host"].split(".")[0] in hosts]
+
+
+def lost_by_launcher(records, text):
+    deaths = lost_hosts(records, text)
     for rank, number in RANK_LOST.findall(text):
         record = records.get(int(rank), {})
         if int(number) in DEADLY and not record.get("told") and "end" not in record:
@@ -83,14 +90,30 @@ def first_sign(records):
                default=time.time())
 
 
+def refused_at(records):
+    """When the first rank ended by itself because of its config or data; None if none did."""
+    return min((record["end"] for record in records.values()
+                if record.get("code") in (CONFIG_CODE, DATA_CODE) and not record.get("told")), default=None)
+
+
+def evidence(records, ranks, training, text, hung):
+    """Yields the deaths that each kind of evidence tells of, the surest kind first."""
+    refused = refused_at(records)
+    if refused is not None:  # what becomes of other ranks from then on says nothing about their machines
+        yield [death for death in died_of_signals(records) if death.time < refused]
+        yield lost_hosts(records, text)
+        return
+    if hung:
+        yield did_not_answer(records, ranks)
+    yield died_of_signals(records)
+    yield lost_by_launcher(records, text)
+    broken = {int(rank): what for rank, what in BROKEN_DEVICE.findall(text)}
+    yield [Death(rank, what) for rank, what in sorted(broken.items()) if rank < ranks]
+    yield awaited(text, training)
+    yield vanished(records)
+
+
 def find_deaths(records, ranks, training, text, hung):
     """The first kind of evidence that says something counts: what comes later may be its consequence."""
-    broken = {int(rank): what for rank, what in BROKEN_DEVICE.findall(text)}
-    kinds = (lambda: did_not_answer(records, ranks) if hung else [],
-             lambda: died_of_signals(records),
-             lambda: lost_by_launcher(records, text),
-             lambda: [Death(rank, what) for rank, what in sorted(broken.items()) if rank < ranks],
-             lambda: awaited(text, training),
-             lambda: vanished(records))
-    deaths = next((found for found in (kind() for kind in kinds) if found), [])
+    deaths = next(filter(None, evidence(records, ranks, training, text, hung)), [])
     return sorted(deaths, key=lambda death: (death.time, death.rank))

@@ -17,7 +17,7 @@ constexpr std::array kLlmcHeaders = {LlmcHeader{20240520, 1, TokenType::kU16},
                                      LlmcHeader{20240801, 7, TokenType::kU32}};
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
-const LlmcHeader* find_llmc_header(const MappedFile& file) {
+const LlmcHeader* find_llmc_header(const InputFile& file) {
   if (file.size() < 4) return nullptr;
   for (const LlmcHeader& header : kLlmcHeaders) {
     if (file.value<int32_t>(0) == header.magic) return &header;
@@ -25,7 +25,7 @@ const LlmcHeader* find_llmc_header(const MappedFile& file) {
   return nullptr;
 }
 
-TokenArray open_llmc(MappedFile file, const LlmcHeader& header, const std::string& token_dtype, int64_t vocab_size) {
+TokenArray open_llmc(InputFile file, const LlmcHeader& header, const std::string& token_dtype, int64_t vocab_size) {
   const std::string path = file.path();
   if (file.size() < kLlmcHeaderBytes) {
     throw Error(ErrorKind::kData, format("token file {}: an llm.c header has {} bytes, the file only {}", path,
@@ -53,7 +53,7 @@ TokenArray open_llmc(MappedFile file, const LlmcHeader& header, const std::strin
 }
 
 TokenArray open_tokens(const DataConfig& data, int64_t vocab_size) {
-  MappedFile file(data.path, "check data.path");
+  InputFile file(data.path, "check data.path");
   if (const LlmcHeader* header = find_llmc_header(file)) {
     return open_llmc(std::move(file), *header, data.token_dtype, vocab_size);
   }

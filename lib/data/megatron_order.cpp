@@ -1,7 +1,9 @@
 #include "data/megatron_order.h"
 
+#include <array>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "data/numpy_random.h"
@@ -10,12 +12,6 @@ namespace invar {
 namespace {
 
 constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
-
-struct Arrays {
-  std::vector<int32_t> document_index;
-  std::vector<SampleStart> sample_index;
-  std::vector<uint32_t> shuffle_index;
-};
 
 // The sequences 0, 1, ... of each epoch, shuffled in one go.
 void append_epochs(NumpyRandomState& random, int64_t epochs, int64_t sequences, std::vector<int32_t>& order) {
@@ -30,8 +26,10 @@ void append_epochs(NumpyRandomState& random, int64_t epochs, int64_t sequences, 
 // Walks over S + 1 tokens and steps back onto the last of them. Where that token ends its sequence, the next sample
 // begins on it, not at offset 0 of the following sequence.
 SampleStart next_start(SampleStart at, int64_t sequence_length, std::span<const int32_t> document_index,
-                       SequenceLengths lengths) {
-  const auto length_at = [&](int32_t entry) { return lengths[document_index[static_cast<size_t>(entry)]]; };
+                       std::span<const int32_t> lengths) {
+  const auto length_at = [&](int32_t entry) {
+    return lengths[static_cast<size_t>(document_index[static_cast<size_t>(entry)])];
+  };
   int64_t need = sequence_length + 1;
   while (length_at(at.entry) - at.offset < need) {
     need -= length_at(at.entry) - at.offset;
@@ -61,9 +59,12 @@ void check_limits(int64_t tokens, int64_t sequences, int64_t sequence_length, in
 
 }  // namespace
 
-OrderPlan plan_order(SequenceLengths lengths, int64_t sequence_length, int64_t samples_wanted, uint64_t seed) {
+OrderPlan plan_order(const StoredArray<int32_t>& lengths, int64_t sequence_length, int64_t samples_wanted,
+                     uint64_t seed) {
   int64_t tokens = 0;
-  for (int64_t i = 0; i < lengths.size(); ++i) tokens += lengths[i];
+  visit_blocks(lengths, [&](int64_t, std::span<const int32_t> block) {
+    tokens = std::accumulate(block.begin(), block.end(), tokens);
+  });
   check_limits(tokens, lengths.size(), sequence_length, samples_wanted, seed);
   const auto samples_in = [&](int64_t count) { return (count - 1) / sequence_length; };
   OrderPlan plan;
@@ -80,9 +81,9 @@ OrderPlan plan_order(SequenceLengths lengths, int64_t sequence_length, int64_t s
   return plan;
 }
 
-MegatronOrder build_order(const OrderPlan& plan, SequenceLengths lengths) {
-  const auto arrays = std::make_shared<Arrays>();
-  auto& [documents, starts, shuffled] = *arrays;
+OrderArrays build_order(const OrderPlan& plan, const StoredArray<int32_t>& lengths) {
+  OrderArrays arrays;
+  auto& [documents, starts, shuffled] = arrays;
   // One generator for everything below: the order of the draws is part of the result.
   NumpyRandomState random(plan.seed);
   documents.reserve(static_cast<size_t>(plan.entries()));
@@ -95,8 +96,9 @@ MegatronOrder build_order(const OrderPlan& plan, SequenceLengths lengths) {
 
   starts.reserve(static_cast<size_t>(plan.samples) + 1);
   starts.push_back({0, 0});
+  const std::vector<int32_t> all_lengths = lengths.all();  // they are read in the shuffled order
   for (int64_t i = 0; i < plan.samples; ++i) {
-    starts.push_back(next_start(starts.back(), plan.sequence_length, documents, lengths));
+    starts.push_back(next_start(starts.back(), plan.sequence_length, documents, all_lengths));
   }
 
   shuffled.resize(static_cast<size_t>(plan.samples));
@@ -104,34 +106,45 @@ MegatronOrder build_order(const OrderPlan& plan, SequenceLengths lengths) {
   const auto cut = static_cast<size_t>(plan.separate_last_epoch ? plan.samples_before_last_epoch : plan.samples);
   random.shuffle(std::span(shuffled).first(cut));
   random.shuffle(std::span(shuffled).subspan(cut));
-  return {documents, starts, shuffled, arrays};
+  return arrays;
 }
 
-std::vector<Piece> pieces_of(const MegatronOrder& order, SequenceLengths lengths, int64_t k, int64_t tokens) {
+MegatronOrder in_memory(OrderArrays arrays) {
+  return {StoredArray(std::move(arrays.document_index)), StoredArray(std::move(arrays.sample_index)),
+          StoredArray(std::move(arrays.shuffle_index))};
+}
+
+std::vector<Range> runs_of(const MegatronOrder& order, int64_t sequences,
+                           const std::function<Range(int64_t)>& tokens_of, int64_t k, int64_t tokens) {
   const auto check = [&](bool holds) {
     if (holds) return;
     throw Error(ErrorKind::kData, format("the order of samples is damaged at sample {}", k),
-                "remove the files in data.cache_dir");
+                "the index or the files in data.cache_dir were changed while the run reads them; start it again");
   };
-  const size_t index = order.shuffle_index[static_cast<size_t>(k)];
+  const int64_t index = order.shuffle_index[k];
   check(index + 1 < order.sample_index.size());
-  const SampleStart first = order.sample_index[index];
-  const SampleStart last = order.sample_index[index + 1];
-  check(first.entry >= 0 && first.entry <= last.entry && last.entry < std::ssize(order.document_index));
-  std::vector<Piece> pieces;
-  for (int32_t entry = first.entry; entry <= last.entry; ++entry) {
-    const int32_t sequence = order.document_index[static_cast<size_t>(entry)];
-    check(sequence >= 0 && sequence < lengths.size());
-    const int32_t length = lengths[sequence];
+  std::array<SampleStart, 2> ends{};
+  order.sample_index.read(index, ends);
+  const auto& [first, last] = ends;
+  check(first.entry >= 0 && first.entry <= last.entry && last.entry < order.document_index.size());
+  std::vector<Range> runs;
+  const auto add = [&](int64_t entry, int32_t sequence) {
+    check(sequence >= 0 && sequence < sequences);
+    const Range whole = tokens_of(sequence);
     const int32_t begin = entry == first.entry ? first.offset : 0;
-    check(begin >= 0 && begin <= length && last.offset >= 0 && (entry < last.entry || last.offset < length));
-    const int32_t end = entry == last.entry ? last.offset + 1 : length;
-    pieces.push_back({sequence, begin, end - begin});
-    tokens -= end - begin;
-    check(end >= begin && tokens >= 0);
-  }
+    check(begin >= 0 && begin <= whole.size() && last.offset >= 0 &&
+          (entry < last.entry || last.offset < whole.size()));
+    const Range run = {whole.begin + begin, entry == last.entry ? whole.begin + last.offset + 1 : whole.end};
+    tokens -= run.size();
+    check(run.size() >= 0 && tokens >= 0);
+    runs.push_back(run);
+  };
+  const Range entries = {first.entry, int64_t{last.entry} + 1};
+  visit_blocks(order.document_index.part(entries), [&](int64_t begin, std::span<const int32_t> block) {
+    for (const int32_t sequence : block) add(entries.begin + begin++, sequence);
+  });
   check(tokens == 0);
-  return pieces;
+  return runs;
 }
 
 }  // namespace invar

@@ -8,7 +8,7 @@ namespace invar {
 namespace {
 
 TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int64_t vocab_size) {
-  MappedFile file(path, "check data.path");
+  InputFile file(path, "check data.path");
   const int64_t bytes = index.tokens() * size_of(index.type());
   if (file.size() != bytes) {
     throw Error(ErrorKind::kData,
@@ -20,9 +20,10 @@ TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int6
 }
 
 // The order in memory, or in data.cache_dir.
-KeptOrder open_order(const DataConfig& data, const TokenRequest& request, Range sequences, SequenceLengths lengths) {
+KeptOrder open_order(const DataConfig& data, const TokenRequest& request, Range sequences,
+                     const StoredArray<int32_t>& lengths) {
   const OrderPlan plan = plan_order(lengths, request.sequence_length, request.samples_wanted, request.seed);
-  if (data.cache_dir.empty()) return {build_order(plan, lengths), ""};
+  if (data.cache_dir.empty()) return {in_memory(build_order(plan, lengths)), ""};
   const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", data.path,
                                     name_of(request.split), data.split, sequences.begin, sequences.end);
   return keep_order(data.cache_dir, origin, plan, lengths);
@@ -36,8 +37,7 @@ MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& reque
       index_(data.path + ".idx"),
       tokens_(open_tokens(data.path + ".bin", index_, request.vocab_size)),
       sequences_(split_sequences(data.split, request.split == Split::kTrain ? 0 : 1, index_.sequences())),
-      lengths_(index_.lengths(sequences_)),
-      kept_(open_order(data, request, sequences_, lengths_)) {}
+      kept_(open_order(data, request, sequences_, index_.lengths().part(sequences_))) {}
 
 std::string MegatronTokens::describe() const {
   return format("{}: {} tokens ({}) in {} documents; {} split is sequences [{}, {}), {} samples{}", tokens_.path(),
@@ -46,9 +46,10 @@ std::string MegatronTokens::describe() const {
 }
 
 void MegatronTokens::fill(int64_t sample, std::span<int32_t> tokens) const {
-  for (const auto& piece : pieces_of(kept_.order, lengths_, sample, std::ssize(tokens))) {
-    const auto count = static_cast<size_t>(piece.count);
-    tokens_.read(index_.first_token(sequences_.begin + piece.sequence) + piece.offset, tokens.first(count));
+  const auto tokens_of = [&](int64_t sequence) { return index_.tokens_of(sequences_.begin + sequence); };
+  for (const Range& run : runs_of(kept_.order, sequences_.size(), tokens_of, sample, std::ssize(tokens))) {
+    const auto count = static_cast<size_t>(run.size());
+    tokens_.read(run.begin, tokens.first(count));
     tokens = tokens.subspan(count);
   }
 }

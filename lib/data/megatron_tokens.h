@@ -8,12 +8,12 @@ namespace invar {
 
 // A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX. Sample k is what Megatron's
 // GPTDataset with default options gives for index k at the same split, seed, sequence length and number of samples.
-// With data.cache_dir the order is kept there in files, which all ranks map.
+// With data.cache_dir the order is kept there in files, which all ranks read.
 class MegatronTokens final : public TokenSource {
  public:
   MegatronTokens(const DataConfig& data, const TokenRequest& request);
 
-  int64_t samples() const override { return std::ssize(kept_.order.shuffle_index); }
+  int64_t samples() const override { return kept_.order.shuffle_index.size(); }
   std::string describe() const override;
 
  private:
@@ -23,7 +23,6 @@ class MegatronTokens final : public TokenSource {
   MegatronIndex index_;
   TokenArray tokens_;
   Range sequences_;  // of this split
-  SequenceLengths lengths_;
   KeptOrder kept_;
 };
 

@@ -8,14 +8,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "core/content_hash.h"
 #include "core/error.h"
-#include "core/mapped_file.h"
+#include "core/input_file.h"
 #include "core/pending_file.h"
 #include "core/unique_handle.h"
 
@@ -27,18 +26,19 @@ namespace {
 
 using Descriptor = UniqueHandle<int, ::close, -1>;
 
-// FNV-1a, 64 bits.
-uint64_t checksum(std::span<const std::byte> bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
+// FNV-1a, 64 bits, of bytes after those of `hash`. The names of the files are made of it.
+uint64_t name_hash(std::span<const std::byte> bytes, uint64_t hash = 0xcbf29ce484222325u) {
   for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3u;
   return hash;
 }
 
-std::string describe(const std::string& origin, const OrderPlan& plan, SequenceLengths lengths) {
+std::string describe(const std::string& origin, const OrderPlan& plan, const StoredArray<int32_t>& lengths) {
+  uint64_t hash = name_hash({});
+  visit_blocks(lengths, [&](int64_t, auto block) { hash = name_hash(std::as_bytes(block), hash); });
   return format(
       "order of samples as in Megatron's GPTDataset\n{}checksum of their lengths: {:016x}\n"
       "sequence length: {}\nseed: {}\nepochs: {}{}\nsamples: {}\n",
-      origin, checksum(lengths.bytes()), plan.sequence_length, plan.seed, plan.epochs,
+      origin, hash, plan.sequence_length, plan.seed, plan.epochs,
       plan.separate_last_epoch ? ", the last shuffled apart" : "", plan.samples);
 }
 
@@ -82,43 +82,43 @@ struct Files {
                  plan.samples} {}
 };
 
-bool holds(const MappedFile& file, const ArrayFile& expected, size_t element_bytes) {
-  const std::string& header = expected.header;
-  return file.size() == std::ssize(header) + expected.count * static_cast<int64_t>(element_bytes) &&
-         std::memcmp(file.data(), header.data(), header.size()) == 0;
+template <class T>
+StoredArray<T> open_array(const ArrayFile& expected) {
+  const auto file = std::make_shared<const InputFile>(expected.path.string());
+  const auto begin = std::ssize(expected.header);
+  std::string header(expected.header.size(), '\0');
+  const bool fits = file->size() == begin + expected.count * static_cast<int64_t>(sizeof(T));
+  if (fits) file->read_at(0, std::span(header));
+  if (header != expected.header) throw Error(ErrorKind::kData, format("{}: not as described", file->path()));
+  return {file, begin, expected.count};
 }
 
 template <class T>
-std::span<const T> elements(const MappedFile& file, const ArrayFile& array) {
-  return {reinterpret_cast<const T*>(file.data() + array.header.size()), static_cast<size_t>(array.count)};
+uint64_t checksum(const StoredArray<T>& array) {
+  ContentHash hash;
+  visit_blocks(array, [&](int64_t, auto block) { hash.add(std::as_bytes(block)); });
+  return hash.value();
 }
 
-struct Mappings {
-  MappedFile documents;
-  MappedFile starts;
-  MappedFile shuffled;
-};
+// The last line of the description.
+std::string checksums(const MegatronOrder& order) {
+  return format("checksums of the arrays: {:016x} {:016x} {:016x}\n", checksum(order.document_index),
+                checksum(order.sample_index), checksum(order.shuffle_index));
+}
 
-// The order in the files, if they are all there and are what is asked for.
-std::optional<MegatronOrder> map_order(const Files& files, const std::string& description) {
-  std::ifstream stream(files.description, std::ios::binary);
-  if (std::string(std::istreambuf_iterator<char>(stream), {}) != description) return std::nullopt;
-  std::shared_ptr<const Mappings> mapped;
+// The order in the files, if they are all there, are what is asked for, and hold what was written.
+std::optional<MegatronOrder> open_order(const Files& files, const std::string& description) {
+  constexpr int64_t kLongest = 1 << 20;
   try {
-    mapped = std::make_shared<const Mappings>(Mappings{MappedFile(files.documents.path.string()),
-                                                       MappedFile(files.starts.path.string()),
-                                                       MappedFile(files.shuffled.path.string())});
-  } catch (const Error&) {  // missing, empty or unreadable
+    const std::string stored = read_text_file(files.description.string(), kLongest);
+    if (!stored.starts_with(description)) return std::nullopt;
+    MegatronOrder order{open_array<int32_t>(files.documents), open_array<SampleStart>(files.starts),
+                        open_array<uint32_t>(files.shuffled)};
+    if (stored != description + checksums(order)) return std::nullopt;
+    return order;
+  } catch (const Error&) {  // missing, unreadable, or of another size
     return std::nullopt;
   }
-  if (!holds(mapped->documents, files.documents, sizeof(int32_t)) ||
-      !holds(mapped->starts, files.starts, sizeof(SampleStart)) ||
-      !holds(mapped->shuffled, files.shuffled, sizeof(uint32_t))) {
-    return std::nullopt;
-  }
-  return MegatronOrder{elements<int32_t>(mapped->documents, files.documents),
-                       elements<SampleStart>(mapped->starts, files.starts),
-                       elements<uint32_t>(mapped->shuffled, files.shuffled), mapped};
 }
 
 constexpr const char* kOtherFolder =
@@ -157,26 +157,25 @@ Descriptor take_lock(const fs::path& path) {
 }  // namespace
 
 KeptOrder keep_order(const std::string& folder, const std::string& origin, const OrderPlan& plan,
-                     SequenceLengths lengths) {
+                     const StoredArray<int32_t>& lengths) {
   const std::string description = describe(origin, plan, lengths);
-  const Files files(fs::path(folder) / format("{:016x}", checksum(std::as_bytes(std::span(description)))), plan);
-  const auto mapped = [&](std::string_view how) -> std::optional<KeptOrder> {
-    auto order = map_order(files, description);
+  const Files files(fs::path(folder) / format("{:016x}", name_hash(std::as_bytes(std::span(description)))), plan);
+  const auto opened = [&](std::string_view how) -> std::optional<KeptOrder> {
+    auto order = open_order(files, description);
     if (!order) return std::nullopt;
     return KeptOrder{std::move(*order), format("; order {} {}-*.npy", how, files.prefix.string())};
   };
-  constexpr std::string_view kMapped = "mapped from";
-  if (auto kept = mapped(kMapped)) return std::move(*kept);
+  constexpr std::string_view kRead = "read from";
+  if (auto kept = opened(kRead)) return std::move(*kept);
   const Descriptor lock = take_lock(files.lock);
-  if (auto kept = mapped(kMapped)) return std::move(*kept);  // built by another while this one waited
-  {
-    const MegatronOrder order = build_order(plan, lengths);
-    publish(files.documents.path, files.documents.header, std::as_bytes(order.document_index));
-    publish(files.starts.path, files.starts.header, std::as_bytes(order.sample_index));
-    publish(files.shuffled.path, files.shuffled.header, std::as_bytes(order.shuffle_index));
-    publish(files.description, description);  // last: no order is taken without it
-  }
-  auto kept = mapped("built and kept as");
+  if (auto kept = opened(kRead)) return std::move(*kept);  // built by another while this one waited
+  OrderArrays arrays = build_order(plan, lengths);
+  publish(files.documents.path, files.documents.header, std::as_bytes(std::span(arrays.document_index)));
+  publish(files.starts.path, files.starts.header, std::as_bytes(std::span(arrays.sample_index)));
+  publish(files.shuffled.path, files.shuffled.header, std::as_bytes(std::span(arrays.shuffle_index)));
+  // Last: no order is taken without it.
+  publish(files.description, description + checksums(in_memory(std::move(arrays))));
+  auto kept = opened("built and kept as");
   INVAR_CHECK(kept.has_value(), "{} differs from what was written", files.prefix.string());
   return std::move(*kept);
 }

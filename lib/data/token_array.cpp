@@ -1,5 +1,7 @@
 #include "data/token_array.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace invar {
@@ -41,7 +43,7 @@ std::string_view name_of(TokenType type) {
   return "";
 }
 
-TokenArray::TokenArray(MappedFile file, int64_t first_byte, TokenType type, int64_t vocab_size)
+TokenArray::TokenArray(InputFile file, int64_t first_byte, TokenType type, int64_t vocab_size)
     : file_(std::move(file)),
       first_byte_(first_byte),
       type_(type),
@@ -78,21 +80,27 @@ void TokenArray::read(int64_t first, std::span<int32_t> out) const {
 
 template <class T>
 void TokenArray::read_as(int64_t first, std::span<int32_t> out) const {
-  const std::byte* next = file_.data() + first_byte_ + first * static_cast<int64_t>(sizeof(T));
-  for (size_t i = 0; i < out.size(); ++i, next += sizeof(T)) {
-    T stored;
-    std::memcpy(&stored, next, sizeof(T));
-    const auto id = static_cast<int64_t>(stored);
-    if (id < 0 || id >= vocab_size_) {
-      throw Error(ErrorKind::kData,
-                  format("token file {}: token {} has id {}, outside the vocabulary [0, {})", path(),
-                         first + static_cast<int64_t>(i), id, vocab_size_),
-                  format("model.vocab_size must exceed every id of the file; if the id is nonsense, the tokens are not "
-                         "{} as supposed (data.token_dtype)",
-                         name_of(type_)));
+  std::array<T, 4096> block;
+  while (!out.empty()) {
+    const auto stored = std::span(block).first(std::min(block.size(), out.size()));
+    file_.read_at(first_byte_ + first * static_cast<int64_t>(sizeof(T)), stored);
+    for (size_t i = 0; i < stored.size(); ++i) {
+      const auto id = static_cast<int64_t>(stored[i]);
+      if (id < 0 || id >= vocab_size_) refuse_id(first + static_cast<int64_t>(i), id);
+      out[i] = static_cast<int32_t>(id);
     }
-    out[i] = static_cast<int32_t>(id);
+    first += std::ssize(stored);
+    out = out.subspan(stored.size());
   }
+}
+
+void TokenArray::refuse_id(int64_t position, int64_t id) const {
+  throw Error(
+      ErrorKind::kData,
+      format("token file {}: token {} has id {}, outside the vocabulary [0, {})", path(), position, id, vocab_size_),
+      format("model.vocab_size must exceed every id of the file; if the id is nonsense, the tokens are not "
+             "{} as supposed (data.token_dtype)",
+             name_of(type_)));
 }
 
 }  // namespace invar

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/mapped_file.h"
+#include "core/input_file.h"
 
 namespace invar {
 
@@ -18,21 +18,22 @@ std::string_view name_of(TokenType type);  // "uint16", "int32", ...
 class TokenArray {
  public:
   // Error{kData} if what follows the header is not a whole number of tokens.
-  TokenArray(MappedFile file, int64_t first_byte, TokenType type, int64_t vocab_size);
+  TokenArray(InputFile file, int64_t first_byte, TokenType type, int64_t vocab_size);
 
   const std::string& path() const { return file_.path(); }
   TokenType type() const { return type_; }
   int64_t size() const { return size_; }
 
   // Fills `out` with the tokens from index `first` on. Error{kData}, naming file, position and id, if one of them is
-  // outside [0, vocab_size).
+  // outside [0, vocab_size), or if the file cannot be read any more.
   void read(int64_t first, std::span<int32_t> out) const;
 
  private:
   template <class T>
   void read_as(int64_t first, std::span<int32_t> out) const;
+  [[noreturn]] void refuse_id(int64_t position, int64_t id) const;
 
-  MappedFile file_;
+  InputFile file_;
   int64_t first_byte_;
   TokenType type_;
   int64_t size_;

@@ -90,7 +90,7 @@ class Blends(TwoSources):
 
 
 class KeptOrders(TwoSources):
-    """data.cache_dir: built by the first rank to come, mapped by all others and by later runs."""
+    """data.cache_dir: built by the first rank to come, read by all others and by later runs."""
 
     RANKS = 4
     ORDERS = 4  # training and validation of two sources
@@ -98,7 +98,7 @@ class KeptOrders(TwoSources):
     def train_cached(self, name):
         outcome = self.succeed("train", "run.yaml", f"log.dir={name}", ranks=self.RANKS)
         return len(re.findall("order built and kept as cache/", outcome.stdout + outcome.stderr)), \
-            len(re.findall("order mapped from cache/", outcome.stdout + outcome.stderr))
+            len(re.findall("order read from cache/", outcome.stdout + outcome.stderr))
 
     def test_ranks_build_once(self):
         self.config_for("megatron", "0.7 a 0.3 b")

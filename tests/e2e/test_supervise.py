@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "launch"))
 from supervision import job, verdict  # noqa: E402
 from supervision.layout import Layout  # noqa: E402
 
-USAGE, FAULT, RESTART = 2, 1, 75
+USAGE, DATA, FAULT, RESTART = 2, 3, 1, 75
 SUPERVISE = ROOT / "launch" / "supervise"
 SEED = 20
 
@@ -159,6 +159,19 @@ class Ends(SuperviseTest):
         self.assertIn("not restarted: exit code 2 is of a config error", outcome.stdout)
         self.assertNotIn("attempt 2", outcome.stdout)
 
+    def test_data_file_that_shrinks(self):
+        """Under a live run: the file's fault, whose message stays the last word; no machine is given up."""
+        self.recipe(tensor=2, data=1)
+        invar_job.write_tokens(self.folder / "d.bin", [i % invar_job.VOCABULARY for i in range(4096)])
+        process = self.supervise(overrides=["train.steps=1000000", "data.kind=tokens", "data.path=d.bin",
+                                            "data.token_dtype=uint16"])
+        self.assertTrue(wait_until(lambda: last_by_step(self.folder / "run", "loss"), RUN_SECONDS), "never began")
+        os.truncate(self.folder / "d.bin", 1000)
+        outcome = self.finish_supervise(process, DATA)
+        self.check_failure(outcome, DATA, "d.bin: the file has shrunk: 8192 bytes when it was opened, 1000 now")
+        self.assertIn("not restarted: exit code 3 is of a data error", outcome.stdout)
+        self.assertNotIn("dead:", outcome.stdout)
+
     def test_max_restarts(self):
         self.recipe(tensor=2, data=1)
         outcome = self.finish_supervise(self.supervise_and_signal(1, 2, "--max-restarts", "0"), FAULT)
@@ -269,6 +282,18 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.dead([*told[:2], self.record(2), told[3]],
                                    text="mpirun noticed that process rank 2 with PID 0 on node a exited on signal 9"),
                          [2])
+
+    def test_data_errors_are_no_deaths(self):
+        """Exit code 3 is of a file. What becomes of the other ranks while the job ends is its consequence."""
+        refused = self.record(1, code=3, end=4.5)
+        killed = [self.record(0, signal=9, end=4.6), self.record(2, signal=7, end=5.0)]
+        self.assertEqual(self.dead([killed[0], refused, killed[1], self.record(3)]), [])
+        told = [self.record(rank, told=5.0, signal=9, end=6.0) for rank in (0, 2)]
+        device = "invar: error: rank 3: step 2: CUDA: unknown error"
+        self.assertEqual(self.dead([told[0], refused, told[1], self.record(3)], text=device), [])
+        self.assertEqual(self.dead([told[0], refused, self.record(2, signal=7, end=4.0)]), [2])  # before it
+        lost = "Remote daemon: [[1,0],2] on node b\n"
+        self.assertEqual(self.dead([told[0], refused, self.record(2, "b")], text=lost), [2])
 
     def test_what_ranks_say(self):
         told = [self.record(rank, told=5.0) for rank in range(4)]

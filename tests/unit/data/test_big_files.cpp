@@ -107,8 +107,8 @@ TEST_CASE("a Megatron dataset of sequences as long as an .idx can tell") {
   CHECK(contains(source->describe(), format("{} tokens (uint16) in 4 documents", kTokens)));
 
   // Where one sequence follows another in the shuffled order, their ends meet within a sample.
-  const SequenceLengths lengths{std::span(index.lengths)};
-  const MegatronOrder order = build_order(plan_order(lengths, kSequenceLength, 1, 1), lengths);
+  const StoredArray<int32_t> lengths(index.lengths);
+  const OrderArrays order = build_order(plan_order(lengths, kSequenceLength, 1, 1), lengths);
   int64_t begin = 0;
   for (size_t entry = 1; entry < 4; ++entry) {
     const int32_t before = order.document_index[entry - 1];
@@ -144,8 +144,8 @@ TEST_CASE("the tokens of a Megatron dataset past 4 GiB, sample by sample") {
       data, {.split = Split::kValidation, .sequence_length = 4, .vocab_size = 20, .seed = 1, .samples_wanted = 3});
   REQUIRE(source->samples() == 3);
   std::vector<int32_t> run;  // the sequences in their shuffled order, from the samples in theirs
-  const SequenceLengths part{std::span(lengths).subspan(3)};
-  const MegatronOrder order = build_order(plan_order(part, 4, 3, 1), part);
+  const StoredArray<int32_t> part = StoredArray<int32_t>(lengths).part({3, std::ssize(lengths)});
+  const OrderArrays order = build_order(plan_order(part, 4, 3, 1), part);
   for (const int32_t sequence : order.document_index) {
     constexpr std::array<int32_t, 4> kFirst = {0, 3, 8, 10};
     for (int32_t i = 0; i < part[sequence]; ++i) run.push_back(kFirst.at(static_cast<size_t>(sequence)) + i + 1);

@@ -103,12 +103,26 @@ TEST_CASE("a file that cannot be read is named") {
   const TemporaryFolder folder;
   require_error(ErrorKind::kData, {"none.bin: cannot be opened: No such file"},
                 [&] { make_token_source(tokens_config((folder / "none.bin").string(), "uint16"), kRequest); });
-  require_error(ErrorKind::kData, {"empty.bin: the file is empty"},
+  require_error(ErrorKind::kData, {"empty.bin: the train split has 0 of 0 tokens"},
                 [&] { make_token_source(tokens_config(folder.write("empty.bin", ""), "uint16"), kRequest); });
   require_error(ErrorKind::kData, {"not a regular file"},
                 [&] { make_token_source(tokens_config(folder.path().string(), "uint16"), kRequest); });
   require_error(ErrorKind::kConfig, {"data.path is missing"},
                 [&] { make_token_source(tokens_config("", "uint16"), kRequest); });
+}
+
+TEST_CASE("a token file that shrinks while it is read is told with both sizes") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a.bin", bytes_of(counting<uint16_t>(100)));
+  const auto source = make_token_source(tokens_config(path, "uint16"), kRequest);
+  CHECK(sample_of(*source, 20)[0] == 80);
+  std::filesystem::resize_file(path, 170);
+  CHECK(sample_of(*source, 20)[0] == 80);  // what is still there can be read
+  require_error(ErrorKind::kData, {path + ": the file has shrunk: 200 bytes when it was opened, 170 now"},
+                [&] { sample_of(*source, 21); });
+  std::filesystem::resize_file(path, 0);
+  require_error(ErrorKind::kData, {path + ": the file has shrunk: 200 bytes when it was opened, 0 now"},
+                [&] { sample_of(*source, 0); });
 }
 
 TEST_CASE("the tail of a flat file is kept for validation") {

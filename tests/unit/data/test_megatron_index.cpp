@@ -23,10 +23,7 @@ std::string hex_of(const std::string& bytes) {
 }
 
 std::vector<int32_t> lengths_of(const MegatronIndex& index, Range sequences) {
-  const SequenceLengths lengths = index.lengths(sequences);
-  std::vector<int32_t> values;
-  for (int64_t i = 0; i < lengths.size(); ++i) values.push_back(lengths[i]);
-  return values;
+  return index.lengths().part(sequences).all();
 }
 
 }  // namespace
@@ -46,8 +43,9 @@ TEST_CASE("the index of a known dataset, byte by byte") {
   CHECK(index.tokens() == 9);
   CHECK(lengths_of(index, {0, 3}) == std::vector<int32_t>{3, 2, 4});
   CHECK(lengths_of(index, {1, 2}) == std::vector<int32_t>{2});
-  CHECK(index.first_token(0) == 0);
-  CHECK(index.first_token(2) == 5);
+  CHECK(index.tokens_of(0) == Range{0, 3});
+  CHECK(index.tokens_of(1) == Range{3, 5});
+  CHECK(index.tokens_of(2) == Range{5, 9});
 }
 
 TEST_CASE("an index that ends anywhere but at its end is refused by name") {
@@ -56,9 +54,7 @@ TEST_CASE("an index that ends anywhere but at its end is refused by name") {
   // The header ends at 34, the lengths at 46, the offsets at 70, the documents at 94.
   for (size_t size = 0; size < good.size(); ++size) {
     INFO(size << " bytes");
-    const std::string reason = size == 0   ? "the file is empty"
-                               : size < 34 ? "does not begin with MMIDIDX"
-                                           : format("do not fit its {} bytes", size);
+    const std::string reason = size < 34 ? "does not begin with MMIDIDX" : format("do not fit its {} bytes", size);
     require_error(ErrorKind::kData, {(folder / "a.idx").string() + ": ", reason},
                   [&] { MegatronIndex(folder.write("a.idx", good.substr(0, size))); });
   }
@@ -72,8 +68,9 @@ TEST_CASE("documents and sequences may be empty") {
   CHECK(index.documents() == 6);
   CHECK(index.tokens() == 7);
   CHECK(lengths_of(index, {0, 6}) == std::vector<int32_t>{0, 3, 0, 0, 4, 0});
-  CHECK(index.first_token(4) == 3);
-  CHECK(index.first_token(5) == 7);
+  CHECK(index.tokens_of(3) == Range{3, 3});
+  CHECK(index.tokens_of(4) == Range{3, 7});
+  CHECK(index.tokens_of(5) == Range{7, 7});
 }
 
 TEST_CASE("a damaged index is refused with the reason") {

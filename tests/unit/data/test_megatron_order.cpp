@@ -32,20 +32,22 @@ std::vector<int> permutation(uint32_t seed, size_t n) {
 
 const std::vector<int32_t> kLengths = {5, 3, 7, 2, 9};
 
-MegatronOrder order_of(const std::vector<int32_t>& lengths, int64_t sequence_length, int64_t samples_wanted,
-                       uint64_t seed) {
-  const SequenceLengths view{std::span(lengths)};
+// Sequences that lie one after another.
+std::function<Range(int64_t)> laid_out(const std::vector<int32_t>& lengths) {
+  std::vector<int64_t> ends = {0};
+  for (const int32_t length : lengths) ends.push_back(ends.back() + length);
+  return [ends](int64_t sequence) { return Range{ends.at(sequence), ends.at(sequence + 1)}; };
+}
+
+OrderArrays order_of(const std::vector<int32_t>& lengths, int64_t sequence_length, int64_t samples_wanted,
+                     uint64_t seed) {
+  const StoredArray<int32_t> view(lengths);
   return build_order(plan_order(view, sequence_length, samples_wanted, seed), view);
 }
 
 template <class T>
-std::vector<T> all(std::span<const T> values) {
-  return {values.begin(), values.end()};
-}
-
-template <class T>
-std::vector<T> first(std::span<const T> values, size_t count) {
-  return all(values.first(count));
+std::vector<T> first(const std::vector<T>& values, size_t count) {
+  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
 }  // namespace
@@ -59,40 +61,41 @@ TEST_CASE("permutations of numpy's RandomState") {
 }
 
 TEST_CASE("GPTDataset order: one epoch") {
-  const MegatronOrder order = order_of(kLengths, 4, 6, 1234);
+  const OrderArrays order = order_of(kLengths, 4, 6, 1234);
   CHECK(order.shuffle_index.size() == 6);
-  CHECK(all(order.document_index) == std::vector<int32_t>{4, 0, 1, 2, 3});
-  CHECK(all(order.sample_index) == Starts{{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 3}, {4, 0}});
-  CHECK(all(order.shuffle_index) == std::vector<uint32_t>{5, 2, 3, 1, 0, 4});
+  CHECK(order.document_index == std::vector<int32_t>{4, 0, 1, 2, 3});
+  CHECK(order.sample_index == Starts{{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 3}, {4, 0}});
+  CHECK(order.shuffle_index == std::vector<uint32_t>{5, 2, 3, 1, 0, 4});
 }
 
 TEST_CASE("GPTDataset order: the last epoch apart") {
-  const MegatronOrder order = order_of(kLengths, 4, 9, 1234);
+  const OrderArrays order = order_of(kLengths, 4, 9, 1234);
   CHECK(order.shuffle_index.size() == 12);
-  CHECK(all(order.document_index) == std::vector<int32_t>{4, 0, 1, 2, 3, 3, 2, 1, 0, 4});
-  CHECK(all(order.sample_index) ==
+  CHECK(order.document_index == std::vector<int32_t>{4, 0, 1, 2, 3, 3, 2, 1, 0, 4});
+  CHECK(order.sample_index ==
         Starts{{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 3}, {4, 0}, {6, 0}, {6, 4}, {7, 1}, {8, 2}, {9, 1}, {9, 5}});
-  CHECK(all(order.shuffle_index) == std::vector<uint32_t>{0, 4, 3, 2, 5, 1, 7, 6, 9, 8, 11, 10});
+  CHECK(order.shuffle_index == std::vector<uint32_t>{0, 4, 3, 2, 5, 1, 7, 6, 9, 8, 11, 10});
 }
 
 TEST_CASE("GPTDataset order: the last epoch shuffled with the others") {
-  const MegatronOrder order = order_of(kLengths, 4, 12, 1234);
+  const OrderArrays order = order_of(kLengths, 4, 12, 1234);
   CHECK(order.shuffle_index.size() == 12);
-  CHECK(all(order.document_index) == std::vector<int32_t>{2, 2, 4, 1, 0, 3, 4, 0, 1, 3});
-  CHECK(all(order.sample_index) ==
+  CHECK(order.document_index == std::vector<int32_t>{2, 2, 4, 1, 0, 3, 4, 0, 1, 3});
+  CHECK(order.sample_index ==
         Starts{{0, 0}, {0, 4}, {1, 1}, {1, 5}, {2, 2}, {2, 6}, {3, 1}, {4, 2}, {5, 1}, {6, 3}, {6, 7}, {7, 2}, {8, 1}});
-  CHECK(all(order.shuffle_index) == std::vector<uint32_t>{3, 11, 2, 1, 7, 5, 4, 0, 8, 6, 10, 9});
+  CHECK(order.shuffle_index == std::vector<uint32_t>{3, 11, 2, 1, 7, 5, 4, 0, 8, 6, 10, 9});
 }
 
-TEST_CASE("the pieces of every sample are the S + 1 tokens from its start on") {
+TEST_CASE("the runs of every sample are the S + 1 tokens from its start on") {
   for (const auto& lengths : {kLengths, std::vector<int32_t>{0, 1, 0, 6, 0, 2, 0}, std::vector<int32_t>{1}}) {
     for (const int64_t sequence_length : {1, 2, 4, 11}) {
-      const MegatronOrder order = order_of(lengths, sequence_length, 15, 7);
-      // All tokens of the run in order, as (sequence, offset).
-      std::vector<std::pair<int32_t, int32_t>> run;
+      const OrderArrays order = order_of(lengths, sequence_length, 15, 7);
+      const auto tokens_of = laid_out(lengths);
+      const MegatronOrder kept = in_memory(order);
+      std::vector<int64_t> run;  // where each token lies, in the shuffled order
       for (const int32_t sequence : order.document_index) {
-        for (int32_t offset = 0; offset < lengths[static_cast<size_t>(sequence)]; ++offset)
-          run.push_back({sequence, offset});
+        const Range tokens = tokens_of(sequence);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) run.push_back(token);
       }
       const int64_t samples = std::ssize(order.shuffle_index);
       REQUIRE(samples >= 15);
@@ -100,10 +103,8 @@ TEST_CASE("the pieces of every sample are the S + 1 tokens from its start on") {
       for (int64_t k = 0; k < samples; ++k) {
         auto token = run.begin() + order.shuffle_index[static_cast<size_t>(k)] * sequence_length;
         int64_t count = 0;
-        for (const auto& piece : pieces_of(order, SequenceLengths(std::span(lengths)), k, sequence_length + 1)) {
-          for (int32_t i = 0; i < piece.count; ++i, ++token, ++count) {
-            REQUIRE(*token == std::pair{piece.sequence, piece.offset + i});
-          }
+        for (const Range& part : runs_of(kept, std::ssize(lengths), tokens_of, k, sequence_length + 1)) {
+          for (int64_t at = part.begin; at < part.end; ++at, ++token, ++count) REQUIRE(*token == at);
         }
         REQUIRE(count == sequence_length + 1);
       }
@@ -114,25 +115,24 @@ TEST_CASE("the pieces of every sample are the S + 1 tokens from its start on") {
 TEST_CASE("zero samples wanted are one epoch, however short") {
   CHECK(order_of(kLengths, 4, 0, 1234).shuffle_index.size() == 6);
   CHECK(order_of(kLengths, 25, 0, 1234).shuffle_index.size() == 1);
-  const MegatronOrder none = order_of(kLengths, 26, 0, 1234);
+  const OrderArrays none = order_of(kLengths, 26, 0, 1234);
   CHECK(none.document_index.size() == 5);
   CHECK(none.shuffle_index.empty());
 }
 
 TEST_CASE("an order that contradicts itself is refused, not followed") {
-  const SequenceLengths lengths{std::span(kLengths)};
-  const MegatronOrder good = order_of(kLengths, 4, 6, 1234);
+  const OrderArrays good = order_of(kLengths, 4, 6, 1234);
   std::vector<int32_t> documents;
   Starts starts;
   std::vector<uint32_t> shuffled;
   const auto damaged = [&](int64_t k, auto change) {
-    documents = all(good.document_index);
-    starts = all(good.sample_index);
-    shuffled = all(good.shuffle_index);
+    documents = good.document_index;
+    starts = good.sample_index;
+    shuffled = good.shuffle_index;
     change();
     INFO("sample " << k);
     require_error(ErrorKind::kData, {format("damaged at sample {}", k)}, {"data.cache_dir"}, [&] {
-      pieces_of({documents, starts, shuffled, nullptr}, lengths, k, 5);
+      runs_of(in_memory({documents, starts, shuffled}), 5, laid_out(kLengths), k, 5);
     });
   };
   // Sample 4 begins at (0, 0) and ends at (0, 4), in sequence 4 of 9 tokens; sample 0 runs from (3, 3) to (4, 0).
@@ -167,24 +167,29 @@ TEST_CASE("limits of the order are errors") {
 
 TEST_CASE("GPTDataset order at size: MockGPTDataset, seed 1234, S = 2048, split in thirds") {
   const std::vector<int32_t> lengths = MockGptLengths()(100000);
-  REQUIRE(first(std::span(lengths), 12) ==
+  REQUIRE(first(lengths, 12) ==
           std::vector<int32_t>{3484, 2609, 2094, 1105, 1261, 168, 309, 68, 718, 3331, 2660, 3738});
   REQUIRE(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == 204'637'097);
 
   // One epoch of documents [begin, end).
   const auto documents = [&](size_t begin, size_t end) {
-    return SequenceLengths(std::span(lengths).subspan(begin, end - begin));
+    return StoredArray<int32_t>(lengths).part({static_cast<int64_t>(begin), static_cast<int64_t>(end)});
   };
   const auto order_of_part = [&](size_t begin, size_t end) {
     return build_order(plan_order(documents(begin, end), 2048, 100, 1234), documents(begin, end));
   };
   // Document d is 1, 2, ..., length − 1, then end-of-document 31999.
-  const auto text_of = [&](const MegatronOrder& order, size_t begin, int64_t sample) {
+  const auto laid_out_all = laid_out(lengths);
+  std::vector<int16_t> token_at;
+  for (const int32_t length : lengths) {
+    for (int32_t i = 1; i < length; ++i) token_at.push_back(static_cast<int16_t>(i));
+    token_at.push_back(31999);
+  }
+  const auto text_of = [&](const OrderArrays& order, size_t begin, int64_t sample) {
     std::vector<int64_t> text;
-    for (const auto& piece : pieces_of(order, documents(begin, lengths.size()), sample, 2049)) {
-      const int32_t length = lengths[begin + static_cast<size_t>(piece.sequence)];
-      for (int32_t i = piece.offset; i < piece.offset + piece.count; ++i)
-        text.push_back(i + 1 < length ? i + 1 : 31999);
+    const auto tokens_of = [&](int64_t sequence) { return laid_out_all(static_cast<int64_t>(begin) + sequence); };
+    for (const Range& run : runs_of(in_memory(order), 33334, tokens_of, sample, 2049)) {
+      for (int64_t at = run.begin; at < run.end; ++at) text.push_back(token_at[static_cast<size_t>(at)]);
     }
     return text;
   };
@@ -199,8 +204,7 @@ TEST_CASE("GPTDataset order at size: MockGPTDataset, seed 1234, S = 2048, split 
   CHECK(train.sample_index.back() == SampleStart{33332, 3421});
   CHECK(first(train.shuffle_index, 8) == std::vector<uint32_t>{16693, 14248, 13801, 769, 6935, 20026, 19400, 25263});
   const auto text0 = text_of(train, 0, 0);
-  CHECK(first(std::span(std::as_const(text0)), 8) ==
-        std::vector<int64_t>{2811, 2812, 2813, 2814, 2815, 2816, 2817, 2818});
+  CHECK(first(text0, 8) == std::vector<int64_t>{2811, 2812, 2813, 2814, 2815, 2816, 2817, 2818});
   CHECK(text0.back() == 1854);
   CHECK(std::count(text0.begin(), text0.end(), 31999) == 2);
   CHECK(sum(text0) == 1'897'812);
