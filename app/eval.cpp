@@ -12,6 +12,8 @@
 #include "config/validation.h"
 #include "config/yaml_loader.h"
 #include "observe/console.h"
+#include "parallel/check_inputs.h"
+#include "train/run_inputs.h"
 #include "train/step.h"
 
 namespace invar::app {
@@ -78,14 +80,18 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
   TrainingRanks ranks(config, session, hosts);
   if (ranks.idle()) return ranks.wait_for_the_others(session);
   Communicator& world = ranks.world();
-  together(world,
-           [&] { source = make_token_source(config.data, token_request(config, Split::kValidation, world.size())); });
+  std::vector<InputPrint> inputs;
+  together(world, [&] {
+    source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
+    inputs = run_inputs(*source, "", reader->folder());
+  });
   const int64_t step = reader->info().step;
   const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
   if (least != all_reduce_value(world, step, ReduceOp::kMax)) {
     throw Error(ErrorKind::kData, format("{}: the latest checkpoint changed meanwhile", arguments.path),
                 "try again, or name one checkpoint");
   }
+  check_inputs(inputs, world);
   const Topology topology = training_topology(config, ranks.plan());
   const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);

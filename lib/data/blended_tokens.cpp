@@ -90,6 +90,14 @@ std::string BlendedTokens::describe() const {
   return text;
 }
 
+std::vector<InputPrint> BlendedTokens::inputs() const {
+  std::vector<InputPrint> all;
+  for (const Source& source : sources_) {
+    for (InputPrint& input : source.tokens->inputs()) all.push_back(std::move(input));
+  }
+  return all;
+}
+
 void BlendedTokens::fill(int64_t sample, std::span<int32_t> tokens) const {
   const auto [source, position] = order_->at(sample);
   const Source& from = sources_[static_cast<size_t>(source)];

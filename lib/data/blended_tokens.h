@@ -23,6 +23,7 @@ class BlendedTokens final : public TokenSource {
 
   int64_t samples() const override { return order_->size(); }
   std::string describe() const override;
+  std::vector<InputPrint> inputs() const override;
 
  private:
   struct Source {

@@ -16,6 +16,7 @@ class FlatTokens final : public TokenSource {
 
   int64_t samples() const override { return samples_; }
   std::string describe() const override;
+  std::vector<InputPrint> inputs() const override { return {tokens_.print()}; }
 
  private:
   void fill(int64_t sample, std::span<int32_t> tokens) const override;

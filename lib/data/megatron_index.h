@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/input_print.h"
 #include "core/range.h"
 #include "data/stored_array.h"
 #include "data/token_array.h"
@@ -23,6 +24,7 @@ class MegatronIndex {
   int64_t sequences() const { return lengths_.size(); }
   int64_t documents() const { return document_starts_.size() - 1; }
   int64_t tokens() const { return tokens_; }
+  InputPrint print() const { return print_of(*file_); }
 
   Range tokens_of(int64_t sequence) const;                          // where it lies in the .bin file
   const StoredArray<int32_t>& lengths() const { return lengths_; }  // (sequences) in tokens

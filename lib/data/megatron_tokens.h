@@ -15,6 +15,7 @@ class MegatronTokens final : public TokenSource {
 
   int64_t samples() const override { return kept_.order.shuffle_index.size(); }
   std::string describe() const override;
+  std::vector<InputPrint> inputs() const override { return {tokens_.print(), index_.print()}; }
 
  private:
   void fill(int64_t sample, std::span<int32_t> tokens) const override;

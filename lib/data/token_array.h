@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/input_file.h"
+#include "core/input_print.h"
 
 namespace invar {
 
@@ -23,6 +24,7 @@ class TokenArray {
   const std::string& path() const { return file_.path(); }
   TokenType type() const { return type_; }
   int64_t size() const { return size_; }
+  InputPrint print() const { return print_of(file_); }
 
   // Fills `out` with the tokens from index `first` on. Error{kData}, naming file, position and id, if one of them is
   // outside [0, vocab_size), or if the file cannot be read any more.

@@ -5,8 +5,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/config.h"
+#include "core/input_print.h"
 
 namespace invar {
 
@@ -37,6 +39,8 @@ class TokenSource {
   int64_t sequence_length() const { return sequence_length_; }
   virtual int64_t samples() const = 0;       // distinct samples
   virtual std::string describe() const = 0;  // one line for the log
+  // The files that it reads, always in one order. Error{kData} if they cannot be read.
+  virtual std::vector<InputPrint> inputs() const { return {}; }
 
   // tokens (S + 1). Error{kData} for an id outside the vocabulary.
   void read(int64_t sample, std::span<int32_t> tokens) const;

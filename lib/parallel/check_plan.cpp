@@ -7,6 +7,7 @@
 #include "config/key_table.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "parallel/first_difference.h"
 
 namespace invar {
 namespace {
@@ -44,26 +45,6 @@ std::vector<const Key*> common_keys() {
     if (is_common(key)) keys.push_back(&key);
   }
   return keys;
-}
-
-// Index and rank of the first of `values` in which a rank differs from rank 0.
-struct Difference {
-  int64_t index;
-  int64_t rank;
-};
-std::optional<Difference> first_difference(const std::vector<uint64_t>& values, Communicator& world) {
-  std::vector<int64_t> first(values.size());
-  if (world.rank() == 0)
-    std::ranges::transform(values, first.begin(), [](uint64_t v) { return static_cast<int64_t>(v); });
-  world.all_reduce(Stream(DeviceType::kCpu), view_of(first), ReduceOp::kSum);
-  const auto none = std::ssize(values);
-  int64_t own = 0;
-  while (own < none && static_cast<uint64_t>(first[static_cast<size_t>(own)]) == values[static_cast<size_t>(own)])
-    ++own;
-  const int64_t index = all_reduce_value(world, own, ReduceOp::kMin);
-  if (index == none) return std::nullopt;
-  return Difference{index,
-                    all_reduce_value(world, int64_t{own == index ? world.rank() : world.size()}, ReduceOp::kMin)};
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ class RunCheckpoints {
   RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream);
 
   bool resumes() const { return resumes_; }
+  const std::filesystem::path& path() const { return path_; }  // of what the run resumes from; empty: the start
   // Where the checkpoint stands; the start if there is none.
   const Progress& start() const { return start_; }
   // Whether the run goes on in the folder that it saves to, so that its metrics go on too.

@@ -17,7 +17,9 @@
 #include "observe/console.h"
 #include "observe/metrics.h"
 #include "observe/throughput.h"
+#include "parallel/check_inputs.h"
 #include "train/proof_log.h"
+#include "train/run_inputs.h"
 #include "train/step_dump.h"
 
 namespace invar {
@@ -159,6 +161,7 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     weights_ = std::make_unique<HfWeights>(config.model.hf_path);
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
+  inputs_ = run_inputs(*train_source_, weights_ != nullptr ? config.model.hf_path : "", checkpoints_.path());
   const std::string& export_dir = config.checkpoint.export_dir;
   if (groups.world->rank() == 0 && !export_dir.empty()) prepare_hf_folder(export_dir, kExportKey, export_owner(config));
 }
@@ -199,6 +202,7 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
 
 Ending Trainer::run(Log& log) {
   checkpoints_.agree();
+  check_inputs(inputs_, *groups_.world);
   const int rank = groups_.world->rank();
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank, stream_.device());
   describe(log, memory);

@@ -47,6 +47,7 @@ class Trainer {
   std::unique_ptr<TokenSource> validation_source_;  // null without evaluation
   std::unique_ptr<HfWeights> weights_;              // null with other weights
   RunCheckpoints checkpoints_;
+  std::vector<InputPrint> inputs_;
   StopControl& stop_;
   ReplicaWork* work_;
 };

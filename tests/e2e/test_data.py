@@ -1,10 +1,14 @@
 """Data of several sources, and orders kept in files: the same losses at every layout, built once, mistakes told."""
 import random
 import re
+import shutil
 import struct
+import subprocess
+import time
 import unittest
 
-from invar_job import SEQUENCE, VOCABULARY, JobTest, write_tokens
+from invar_job import (ENVIRONMENT, FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, SMALL, VOCABULARY, JobTest, tamper,
+                       to_yaml, write_tokens)
 
 USAGE, DATA = 2, 3
 
@@ -118,6 +122,71 @@ class KeptOrders(TwoSources):
     def test_a_folder_that_cannot_be_made_is_told(self):
         self.config_for("megatron", "a b", cache_dir="a.bin")
         self.fail_with(USAGE, "data.cache_dir: a.bin", arguments=["train", "run.yaml"], ranks=self.RANKS)
+
+
+class OtherInputs(JobTest):
+    """Two ranks that find other files under one path, as on two hosts: told before the first step."""
+
+    HOSTS = ("one", "two")
+
+    def setUp(self):
+        super().setUp()
+        for host in self.HOSTS:
+            (self.folder / host).mkdir()
+
+    def train_on_hosts(self, sections, *overrides):
+        command = list(LAUNCH)
+        for host in self.HOSTS:
+            folder = self.folder / host
+            (folder / "run.yaml").write_text(to_yaml(sections))
+            command += [*[":"][:len(command) > len(LAUNCH)], "-n", "1", "-wdir", str(folder), INVAR, "train",
+                        "run.yaml", *overrides]
+        process = subprocess.Popen(command, env=ENVIRONMENT, text=True, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return self.finish(process, time.monotonic(), FAILURE_SECONDS)
+
+    def check(self, sections, *expected, overrides=()):
+        outcome = self.train_on_hosts(sections, *overrides)
+        self.check_failure(outcome, DATA, "rank 1 reads another ", *expected, "all hosts")
+        self.assertNotIn("step 1/", outcome.stdout)
+
+    def test_token_files(self):
+        sections = {**SMALL, "data": {"kind": "tokens", "path": "d.bin", "token_dtype": "uint16"}}
+        tokens = [i % VOCABULARY for i in range(4096)]
+        for host in self.HOSTS:
+            write_tokens(self.folder / host / "d.bin", tokens)
+        outcome = self.train_on_hosts(sections)
+        self.assertEqual(outcome.code, 0, outcome)  # equal files
+        write_tokens(self.folder / "two" / "d.bin", tokens[:-1] + [0])
+        self.check(sections, "d.bin than rank 0: other contents of 8192 bytes")
+        write_tokens(self.folder / "two" / "d.bin", tokens[:-1])
+        self.check(sections, "d.bin than rank 0: 8190 bytes, where rank 0 has 8192 bytes")
+
+    def test_second_source_of_a_blend(self):
+        sections = {**SMALL, "data": {"kind": "megatron", "blend": '"0.5 a 0.5 b"', "split": '"1"'}}
+        for host in self.HOSTS:
+            for name in "ab":
+                write_megatron(self.folder / host / name, [[1, 2, 3] * 40] * 3)
+        write_megatron(self.folder / "two" / "b", [[1, 2, 3] * 40, [1, 2, 3] * 39, [1, 2, 3] * 41])
+        self.check(sections, "b.idx than rank 0: other contents of")
+
+    def test_weights(self):
+        sections = {**SMALL, "model": {"hf_path": "hf", "init": "hf"}}
+        for host in self.HOSTS:
+            (self.folder / host / "hf").mkdir()
+            for name in ("config.json", "model.safetensors"):
+                shutil.copy(REFERENCE / "qwen3" / name, self.folder / host / "hf")
+        tamper(self.folder / "two/hf/model.safetensors", "model.norm.weight", lambda data: data[:-1] + b"\x40")
+        self.check(sections, "hf/model.safetensors than rank 0: other contents")
+
+    def test_checkpoint(self):
+        """Of one step and two trainings: before, the parameters of one were updated by the moments of the other."""
+        for host, rate in zip(self.HOSTS, ("0.01", "0.02")):
+            self.write(f"{host}/run.yaml", to_yaml(SMALL))
+            self.succeed("train", f"{host}/run.yaml", f"log.dir={host}/run", "checkpoint.every=3", "train.steps=3",
+                         f"optimizer.lr={rate}")
+        self.check(SMALL, "run/checkpoints/step_00000003/index.",
+                   overrides=["checkpoint.resume=run/checkpoints", "train.steps=5"])
 
 
 if __name__ == "__main__":
