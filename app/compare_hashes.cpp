@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "app/compare_metrics.h"
 #include "checkpoint/hdf5_file.h"
@@ -18,7 +17,6 @@ namespace invar::app {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
 using TensorHashes = std::vector<std::pair<std::string, std::string>>;  // name, hash; in the run's order
 
@@ -38,9 +36,8 @@ std::optional<TensorHashes> read_tensors(const fs::path& run, int64_t step, cons
   const JsonObject line = JsonObject::parse(found, where, {});
   if (!line.has(kind)) return std::nullopt;
   const JsonObject hashes = line.object(kind);
-  const ordered_json ordered = ordered_json::parse(found);  // the names in their order; all else is judged above
   TensorHashes tensors;
-  for (const auto& [name, hash] : ordered[kind].items()) tensors.emplace_back(name, hashes.text(name, ""));
+  for (const std::string& name : hashes.names()) tensors.emplace_back(name, hashes.text(name, ""));
   return tensors;
 }
 

@@ -125,7 +125,7 @@ constexpr OptimizerKey kOptimizerKeys[] = {
 // "optimizer" of case.json: all keys and no others. Cases from before it was written there all used the same one.
 OptimizerConfig read_optimizer(const JsonObject& json) {
   OptimizerConfig optimizer{3e-4, 0.9, 0.95, 1e-6, 0.1, 1.0};
-  if (!json.has("optimizer")) return optimizer;
+  if (!json.has("optimizer") && !json.is_null("optimizer")) return optimizer;
   const JsonObject given = json.object("optimizer");
   for (const OptimizerKey& key : kOptimizerKeys) {
     const bool is_number = given.is_number(key.name);

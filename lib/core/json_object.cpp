@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "core/input_file.h"
 #include "core/shown.h"
@@ -11,6 +12,10 @@ namespace invar {
 namespace {
 
 using Json = nlohmann::json;
+
+// The keys of each object as they come in the text; the values themselves are sorted. An object's place in memory stays
+// the same when its value is moved.
+using Order = std::unordered_map<const Json::object_t*, std::vector<std::string>>;
 
 constexpr size_t kMaxDepth = 64;
 constexpr int kOutOfRange = 406;  // nlohmann's number of "number overflow"
@@ -22,6 +27,7 @@ class Builder : public nlohmann::json_sax<Json> {
       : text_(text), where_(where), rules_(rules), count_lines_(count_lines) {}
 
   Json take() { return std::move(root_); }
+  Order take_order() { return std::move(order_); }
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
@@ -38,8 +44,10 @@ class Builder : public nlohmann::json_sax<Json> {
   bool key(std::string& name) override {
     Level& level = levels_.back();
     level.key = name;
-    const auto [place, is_new] = level.value->get_ref<Json::object_t&>().try_emplace(name);
+    auto& object = level.value->get_ref<Json::object_t&>();
+    const auto [place, is_new] = object.try_emplace(name);
     if (!is_new) refuse(where_, format("{} is given twice", field()), "keep one of the two");
+    order_[&object].push_back(name);
     level.place = &place->second;
     return true;
   }
@@ -110,6 +118,7 @@ class Builder : public nlohmann::json_sax<Json> {
   const JsonRules& rules_;
   bool count_lines_;
   Json root_;
+  Order order_;
   std::vector<Level> levels_;
 };
 
@@ -119,6 +128,7 @@ struct JsonObject::Document {
   std::string where;
   JsonRules rules;
   Json root;
+  Order order;
 };
 
 struct JsonObject::Node {
@@ -151,7 +161,7 @@ JsonObject JsonObject::read(const std::string& text, const std::string& where, c
                             bool count_lines) {
   Builder builder(text, where, rules, count_lines);
   Json::sax_parse(text, &builder);
-  const auto document = std::make_shared<const Document>(Document{where, rules, builder.take()});
+  const auto document = std::make_shared<const Document>(Document{where, rules, builder.take(), builder.take_order()});
   if (!document->root.is_object()) throw Error(rules.kind, format("{}: not a JSON object", where), rules.fix);
   return JsonObject(std::make_shared<const Node>(Node{document, &document->root, ""}));
 }
@@ -274,9 +284,9 @@ JsonObject JsonObject::object(const std::string& name) const {
 }
 
 std::vector<std::string> JsonObject::names() const {
-  std::vector<std::string> names;
-  for (const auto& item : node_->json->items()) names.push_back(item.key());
-  return names;
+  const Order& order = node_->document->order;
+  const auto found = order.find(node_->json->get_ptr<const Json::object_t*>());
+  return found == order.end() ? std::vector<std::string>() : found->second;
 }
 
 std::string JsonObject::full_name(const std::string& name) const {

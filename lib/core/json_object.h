@@ -50,7 +50,7 @@ class JsonObject {
   std::vector<JsonObject> objects(const std::string& name) const;
 
   JsonObject object(const std::string& name) const;  // the field must be an object
-  std::vector<std::string> names() const;            // of all fields, sorted
+  std::vector<std::string> names() const;            // of all fields, in the order of the text
 
   // For messages, shortened and escaped:
   std::string full_name(const std::string& name) const;  // "rope_parameters.rope_theta"

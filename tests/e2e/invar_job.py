@@ -118,6 +118,15 @@ def tamper(path, name, change):
     path.write_bytes(data)
 
 
+def tamper_floats(path, name, change):
+    """The same for a float32 tensor, whose values, one array of all rows, change(values) edits in place."""
+    def edit(data):
+        values = array.array("f", data)
+        change(values)
+        return values.tobytes()
+    tamper(path, name, edit)
+
+
 def write_tokens(path, tokens):
     with open(path, "wb") as file:
         array.array("H", tokens).tofile(file)

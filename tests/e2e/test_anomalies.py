@@ -1,13 +1,15 @@
 """Losses that are not finite, and losses that stand out."""
+import array
+import functools
 import math
 import re
 import shutil
-import struct
 import unittest
 
 import invar_job
 import test_checkpoints
-from invar_job import REFERENCE, SEQUENCE, VOCABULARY, last_by_step, read_lines, series, tamper, to_yaml, write_tokens
+from invar_job import (REFERENCE, SEQUENCE, VOCABULARY, last_by_step, read_lines, series, tamper_floats, to_yaml,
+                       write_tokens)
 from test_checkpoints import FAULT, TENSOR
 
 TOKENS = {"kind": "tokens", "path": "tokens.bin", "token_dtype": "uint16"}
@@ -16,27 +18,42 @@ LAYOUTS = (({}, None), (TENSOR, 4), (UNEQUAL, 5))
 
 
 class NotFinite(test_checkpoints.CheckpointTest):
-    """An untied embedding with a row of NaN, whose token occurs in one sample of the data."""
+    """A model that one token makes overflow, which occurs in one sample of the data.
+
+    Of one column of the residual stream that token alone has a value before the first MLP, which squares it times 1e20.
+    """
 
     BAD_TOKEN = 7
+    COLUMN, COLUMNS, HEADS = 5, 48, 256
+    LR = 1e-30  # so small that no other token gets a value in that column that matters
     BAD_SAMPLE = 9
     SAMPLES = 40  # at four a step, each comes once in ten steps
 
     def setUp(self):
         super().setUp()
         shutil.copytree(REFERENCE / "qwen3_untied", self.folder / "hf")
-        columns = 48
-        first = 4 * columns * self.BAD_TOKEN
-        nan = struct.pack("<f", math.nan) * columns
-        tamper(self.folder / "hf" / "model.safetensors", "model.embed_tokens.weight",
-               lambda data: data[:first] + nan + data[first + len(nan):])
+        tamper_floats(self.folder / "hf" / "model.safetensors", "model.embed_tokens.weight", self.only_one_token)
+        for name, cols, value in (("self_attn.o_proj", self.HEADS, None), ("mlp.gate_proj", self.COLUMNS, 1e20),
+                                  ("mlp.up_proj", self.COLUMNS, 1e20)):
+            tamper_floats(self.folder / "hf" / "model.safetensors", f"model.layers.0.{name}.weight",
+                          functools.partial(self.change_row, cols, value))
         tokens = [10 + i * i % (VOCABULARY - 10) for i in range(self.SAMPLES * SEQUENCE + 1)]
         tokens[self.BAD_SAMPLE * SEQUENCE + 5] = self.BAD_TOKEN
         write_tokens(self.folder / "tokens.bin", tokens)
 
+    def only_one_token(self, values):
+        for token in range(len(values) // self.COLUMNS):
+            values[token * self.COLUMNS + self.COLUMN] = 1.0 if token == self.BAD_TOKEN else 0.0
+
+    def change_row(self, cols, value, values):
+        """Row COLUMN reads nothing, or COLUMN alone times the value."""
+        values[self.COLUMN * cols:(self.COLUMN + 1) * cols] = array.array("f", bytes(4 * cols))
+        if value is not None:
+            values[self.COLUMN * cols + self.COLUMN] = value
+
     def bad_run(self, layout, **sections):
         fields = {**invar_job.SMALL, "model": {"hf_path": "hf", "init": "hf"}, "parallel": layout, "data": TOKENS,
-                  "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1, "keep": 20}, **sections}
+                  "optimizer": {"lr": self.LR}, "checkpoint": {"every": 1, "keep": 20}, **sections}
         fields["train"] = {**invar_job.SMALL["train"], "steps": 10, **sections.get("train", {})}
         return self.write("run.yaml", to_yaml(fields))
 

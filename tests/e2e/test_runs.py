@@ -330,11 +330,12 @@ class Parity(JobTest):
 
     def test_broken_case(self):
         case = self.copy_case()
-        for text in ("{", "[]", '{"batch": "four", "seq": 32, "steps": 10}', '{"batch": 0, "seq": 32, "steps": 10}',
-                     '{"batch": 4, "seq": 32}'):
+        for text, rule in (("{", "not valid JSON"), ("[]", "not a JSON object"),
+                           ('{"batch": "four", "seq": 32, "steps": 10}', 'batch must be an integer, not "four"'),
+                           ('{"batch": 0, "seq": 32, "steps": 10}', "batch must be an integer above 0"),
+                           ('{"batch": 4, "seq": 32}', "steps must be an integer above 0")):
             (case / "case.json").write_text(text)
-            self.fail_with(DATA, "case/case.json", "must be an integer above 0", "make_reference.py",
-                           arguments=["parity", "case"])
+            self.fail_with(DATA, "case/case.json", rule, "make_reference.py", arguments=["parity", "case"])
         (case / "case.json").write_text('{"batch": 4, "seq": 32, "steps": 40}')
         for ranks in (None, 2):
             self.fail_with(DATA, "expected.safetensors", "does not match case.json", arguments=["parity", "case"],
@@ -370,7 +371,7 @@ class Parity(JobTest):
                                     ({**good, "beta2": 1}, "optimizer.beta2 must be a number of at least 0 and below 1"),
                                     ({**good, "clip_grad": -1}, "optimizer.clip_grad must be a number of at least 0"),
                                     ({**good, "momentum": 0.9}, "unknown key optimizer.momentum"),
-                                    (None, "optimizer.lr must be a number"), ([3e-4], "optimizer.lr must be a number")):
+                                    (None, "optimizer must be an object"), ([3e-4], "optimizer must be an object")):
             with self.subTest(optimizer=optimizer):
                 self.edit_case(case, optimizer=optimizer)
                 self.fail_with(DATA, "case/case.json", expected, "make_reference.py", arguments=["parity", "case"])

@@ -350,6 +350,7 @@ TEST_CASE("Weights of a multimodal release beside those of the text model alone"
     writer.finish();
     return open_safetensors(folder / file);
   };
+  folder.write("config.json", R"({"model_type":"gemma4","vision_config":{},"audio_config":{}})");
   const auto released = write("a.safetensors", DType::kBF16,
                               {"model.language_model.norm.weight", "model.vision_tower.x", "model.embed_audio.y"});
   const auto exported = write("b.safetensors", DType::kF32, {"model.norm.weight"});

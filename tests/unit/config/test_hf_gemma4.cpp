@@ -135,7 +135,7 @@ TEST_CASE("both forms of the full layers' sizes are read alike") {
   refuses(per_layer(R"({"4": {"head_dim": 32}})"), "per_layer_config.4 is not one of 4 layers", "by layer number");
   refuses(per_layer(R"({"-1": {"head_dim": 32}})"), "per_layer_config.-1 is not one of 4 layers", "by layer number");
   refuses(per_layer(R"({"1x": {"head_dim": 32}})"), "per_layer_config.1x is not one of 4 layers", "by layer number");
-  refuses(per_layer(R"({"1": {}, "01": {}})"), "per_layer_config.1 names a layer that has an entry", "one of the two");
+  refuses(per_layer(R"({"1": {}, "01": {}})"), "per_layer_config.01 names a layer that has an entry", "one of the two");
   refuses(per_layer(R"({"1": {"intermediate_size": 4}})"), "per_layer_config.1.intermediate_size is not supported",
           "only head_dim");
   refuses(per_layer(R"({"1": {"head_dim": "x"}})"), "per_layer_config.1.head_dim must be an integer", "again");

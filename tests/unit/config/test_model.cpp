@@ -200,3 +200,52 @@ TEST_CASE("an exported config.json is read back to the same model") {
   CHECK(json["rope_theta"] == 1e6);
   CHECK(Json::parse(to_hf_config(preset_model("qwen3-8b"), Precision::kBF16))["dtype"] == "bfloat16");
 }
+
+TEST_CASE("the text model of a Qwen3 of several modalities is read, and other Qwen3 classes are refused by name") {
+  const auto nest = [](const std::string& type, const std::string& text_type, const Json& outer) {
+    Json json{{"model_type", type}, {"vision_config", {{"hidden_size", 7}}}, {"text_config", valid_json()}};
+    json["text_config"]["model_type"] = text_type;
+    json.update(outer);
+    return json;
+  };
+  const auto same = [](ModelConfig a, ModelConfig b) {
+    a.hf_path = b.hf_path;
+    return a == b;
+  };
+  const ModelConfig plain = read_json(valid_json().dump());
+  // Three positions to rotate by are one where all tokens are text. This is how transformers 4 writes them.
+  Json vl = nest("qwen3_vl", "qwen3_vl_text", Json::object());
+  vl["text_config"]["rope_scaling"] =
+      Json{{"mrope_interleaved", true}, {"mrope_section", {4, 2, 2}}, {"rope_type", "default"}};
+  CHECK(same(read_json(vl.dump()), plain));
+  CHECK_FALSE(plain.tie_word_embeddings);
+  ModelConfig tied = plain;
+  tied.tie_word_embeddings = true;
+  CHECK(same(read_json(nest("qwen3_vl", "qwen3_vl_text", {{"tie_word_embeddings", true}}).dump()), tied));
+  // The outer field holds, as in transformers, which writes the inner one of its default class beside it.
+  Json asr = nest("qwen3_asr", "qwen3", {{"tie_word_embeddings", true}});
+  asr["text_config"]["tie_word_embeddings"] = false;
+  CHECK(same(read_json(asr.dump()), tied));
+
+  const auto refuses_file = [](const Json& json, const std::string& message, const std::string& hint) {
+    INFO(json.dump());
+    require_error(ErrorKind::kConfig, {"config.json: " + message}, {hint}, [&] { read_json(json.dump()); });
+  };
+  asr.erase("tie_word_embeddings");
+  refuses_file(asr, "tie_word_embeddings and text_config.tie_word_embeddings differ", "keep the right one");
+  refuses_file(nest("qwen3_vl", "qwen3_vl_moe_text", Json::object()), "text_config.model_type must be qwen3_vl_text",
+               "Qwen3");
+  vl["text_config"]["rope_scaling"]["rope_type"] = "yarn";
+  refuses_file(vl, "text_config.rope_scaling {", "without rotary scaling");
+  vl["text_config"].erase("rope_scaling");
+  vl["text_config"]["attention_bias"] = true;
+  refuses_file(vl, "text_config.attention_bias true is not supported", "without attention biases");
+  vl["text_config"].erase("rope_theta");
+  vl["text_config"].erase("attention_bias");
+  refuses_file(vl, "missing text_config.rope_theta", "no safe default");
+  for (const char* type : {"qwen3_moe", "qwen3_next", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_5", "qwen3_5_moe",
+                           "qwen3_vl_text", "gemma4_assistant", "gemma4_unified_assistant", "lighton_ocr"}) {
+    refuses_file(nest(type, "qwen3", Json::object()), std::string("model_type ") + type + " is not supported yet",
+                 "qwen3, gemma4_text, gemma4_unified_text, gemma4, gemma4_unified, qwen3_vl, qwen3_asr");
+  }
+}

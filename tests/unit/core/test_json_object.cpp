@@ -35,8 +35,9 @@ TEST_CASE("The fields of a JSON object are read by their types") {
   const std::vector<JsonObject> list = json.object("in").objects("list");
   REQUIRE(list.size() == 2);
   CHECK(list[1].integer("id") == 5);
+  CHECK(list[1].names() == std::vector<std::string>{"id"});
   CHECK(list[1].full_name("id") == "in.list[1].id");
-  CHECK(json.names() == std::vector<std::string>{"ids", "in", "n", "none", "t", "texts", "x", "yes"});
+  CHECK(json.names() == std::vector<std::string>{"n", "x", "yes", "t", "none", "ids", "texts", "in"});
   CHECK(json.integer("absent", 7) == 7);
   CHECK(json.integer("none", 7) == 7);
   CHECK(json.integers("none").empty());
