@@ -42,7 +42,8 @@ constexpr const char* kMakeAgain = "make the case again with tools/make_referenc
 // One of batch, seq and steps of case.json.
 int64_t read_count(const JsonObject& json, const char* name) {
   const int64_t count = json.integer(name);
-  if (count <= 0) json.refuse(format("not a case: {} must be an integer above 0", name), kMakeAgain);
+  constexpr int64_t kMost = int64_t{1} << 40;  // so that nothing overflows before shapes are compared
+  if (count <= 0 || count > kMost) json.refuse(format("not a case: {} must be an integer above 0", name), kMakeAgain);
   return count;
 }
 

@@ -338,7 +338,7 @@ class Parity(JobTest):
             self.fail_with(DATA, "case/case.json", rule, "make_reference.py", arguments=["parity", "case"])
         (case / "case.json").write_text('{"batch": 4, "seq": 32, "steps": 40}')
         for ranks in (None, 2):
-            self.fail_with(DATA, "expected.safetensors", "does not match case.json", arguments=["parity", "case"],
+            self.fail_with(DATA, "expected.safetensors", "of case.json was expected", arguments=["parity", "case"],
                            ranks=ranks)
 
     def edit_case(self, case, **changes):
