@@ -21,7 +21,7 @@ MPIRUN = os.environ.get("MPIRUN", "mpirun")
 LAUNCH = [MPIRUN, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 # What launchers tell their ranks: these tests may themselves run within a job of Slurm, MPI or torchrun.
 OF_LAUNCHERS = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX(?!_MCA)|MPI|OMPI(?!_MCA|_ALLOW)|MV2|TORCHELASTIC)_|"
-                          r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|INVAR_LAUNCH)$")
+                          r"(RANK|(LOCAL_|GROUP_)RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|INVAR_LAUNCH)$")
 # On the CPU, where several ranks can share a machine: GPUs are hidden.
 ENVIRONMENT = {**{name: value for name, value in os.environ.items() if not OF_LAUNCHERS.match(name)},
                "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "CUDA_VISIBLE_DEVICES": ""}
@@ -138,8 +138,8 @@ def read_safetensors_header(path):
 
 
 class Pause:
-    """A moment at which a job stands still, made by tests/support/pause_at.c: a call (write, fsync, rename) on a file whose
-    path matches the pattern; of a write, one of bytes that contain `text`. It waits until release()."""
+    """A moment at which a job stands still, made by tests/support/pause_at.c: a call (write, fsync, rename) on a file
+    whose path matches the pattern; of a write, one of bytes that contain `text`. It waits until release()."""
 
     LIBRARY = pathlib.Path(INVAR).resolve().with_name("pause_at.so")
 
@@ -243,7 +243,8 @@ class JobTest(unittest.TestCase):
             self.fail(f"did not come to {pause.words}\n{''.join(text or '' for text in process.communicate())}")
 
     def announce(self, pause, send):
-        """Sends a signal to a launcher, again and again, until it has come to the rank that stands still, which then goes on."""
+        """Sends a signal to a launcher, again and again, until it has come to the rank that stands still, and lets that
+        one go on."""
         def told():
             send()
             return wait_until(pause.signalled, 1)

@@ -71,7 +71,8 @@ class CheckpointTest(JobTest):
     def paused(self, run, step, ranks=None):
         """A run that stands still after `step`, with its checkpoints of before on disk."""
         pause = self.pause_at_step(run, step + 1)
-        process = self.start("train", "run.yaml", f"log.dir={run}", "checkpoint.async=false", ranks=ranks, pauses=[pause])
+        process = self.start("train", "run.yaml", f"log.dir={run}", "checkpoint.async=false", ranks=ranks,
+                             pauses=[pause])
         self.reach(pause, process)
         return process
 

@@ -374,8 +374,8 @@ class Killed(KillTest):
 
 
 class Promise(KillTest):
-    """A job that fails ends within ten seconds, beside what a job takes here and now that does not fail. Another process
-    may hold up one job or the other, not three times."""
+    """A job that fails ends within ten seconds, beside what a job takes here and now that does not fail. Other
+    processes may hold up one job or the other, not three times."""
 
     TRIES = 3
 
@@ -389,8 +389,8 @@ class Promise(KillTest):
         self.fail(f"{outcome.seconds:.1f} s, and a job that does not fail takes {good.seconds:.1f} s\n{outcome}")
 
     def test_config_error(self):
-        self.within_the_promise(lambda: self.fail_with(USAGE, "unknown key", arguments=["train", self.config(), "train.stepz=3"],
-                                                       ranks=4))
+        self.within_the_promise(lambda: self.fail_with(USAGE, "unknown key", ranks=4,
+                                                       arguments=["train", self.config(), "train.stepz=3"]))
 
     def test_data_error_of_one_rank(self):
         tokens = [i % VOCABULARY for i in range(4 * SEQUENCE + 1)]

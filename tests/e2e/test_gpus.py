@@ -186,7 +186,8 @@ class SeveralGpus(GpuTest):
         self.recipe(train={"steps": 1000000})
         process = self.start("train", "run.yaml", "device=cuda", "log.dir=hang", "comm.timeout=5", "parallel.tensor=2",
                              ranks=2)
-        self.assertTrue(wait_until(lambda: len(series(self.folder / "hang", "loss")) > 3, RUN_SECONDS), "it did not start")
+        started = wait_until(lambda: len(series(self.folder / "hang", "loss")) > 3, RUN_SECONDS)
+        self.assertTrue(started, "it did not start")
         victim = ids_of(process)[1]
         os.kill(victim, signal.SIGSTOP)
         try:

@@ -24,7 +24,8 @@ class Plan(JobTest):
         """In 1 GiB of address space: nothing of the model's size is allocated."""
         arguments = invar_job.command(["plan", config, "--world", world, *overrides])
         limit = resource.RLIM_INFINITY if invar_job.SANITIZED else 1 << 30
-        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True, timeout=invar_job.RUN_SECONDS,
+        done = subprocess.run(arguments, env=invar_job.ENVIRONMENT, capture_output=True, text=True,
+                              timeout=invar_job.RUN_SECONDS,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         return invar_job.Outcome(done.returncode, done.stdout, done.stderr, 0)
 

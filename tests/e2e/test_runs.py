@@ -460,7 +460,8 @@ class Launch(JobTest):
 
     def launch(self, *arguments, **environment):
         return subprocess.run([ROOT / "launch" / "mpirun", *arguments], cwd=self.folder, capture_output=True, text=True,
-                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment}, timeout=invar_job.RUN_SECONDS)
+                              env={**invar_job.ENVIRONMENT, "INVAR": invar_job.INVAR, **environment},
+                              timeout=invar_job.RUN_SECONDS)
 
     def test_trains(self):
         done = self.launch("-n", "2", self.config(), "train.steps=1", "parallel.tensor=2")

@@ -41,9 +41,9 @@ class Slurm(test_checkpoints.CheckpointTest):
 
     def submit(self, *arguments, pauses=(), **environment):
         """The batch shell, in a session of its own as under Slurm; its standard error goes to the same place."""
-        variables = {**invar_job.environment_with(pauses), "INVAR": invar_job.INVAR, "SLURM_SUBMIT_DIR": str(self.folder),
-                     "SLURM_JOB_ID": JOB_ID, "SLURM_NTASKS": str(RANKS), "SLURM_CPUS_PER_TASK": "1",
-                     "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **environment}
+        variables = {**invar_job.environment_with(pauses), "INVAR": invar_job.INVAR,
+                     "SLURM_SUBMIT_DIR": str(self.folder), "SLURM_JOB_ID": JOB_ID, "SLURM_NTASKS": str(RANKS),
+                     "SLURM_CPUS_PER_TASK": "1", "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **environment}
         process = subprocess.Popen([ROOT / "launch" / "slurm.sbatch", *arguments], cwd="/", env=variables, text=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.addCleanup(lambda: self.end_job(process))

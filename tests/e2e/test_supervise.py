@@ -63,7 +63,8 @@ class SuperviseTest(JobTest):
     def signal_rank(self, process, pause, rank, number=signal.SIGKILL, attempt=1, run="run"):
         """While the run stands still in this attempt; then it goes on."""
         def pids():
-            return [record["pid"] for record in self.records(attempt, run) if record["rank"] == rank and "pid" in record]
+            return [record["pid"] for record in self.records(attempt, run)
+                    if record["rank"] == rank and "pid" in record]
         self.reach(pause, process)
         self.assertTrue(wait_until(pids, RUN_SECONDS), "the wrapper has not written down what it started")
         os.kill(*pids(), number)
@@ -132,7 +133,7 @@ class Deaths(SuperviseTest):
         self.check_same_bits("run", "whole")
 
     def test_a_stopped_rank(self):
-        """For a run that adds no line, its start included, the limit is many times what a whole run takes here and now."""
+        """The limit, for lines of the start too, is many times what a whole run takes here and now."""
         self.recipe(tensor=2, data=2)
         since = time.monotonic()
         self.train("whole", ranks=4)

@@ -25,7 +25,8 @@ class OwnCase(JobTest):
         config = json.loads((REFERENCE / "qwen3" / "config.json").read_text())
         (self.folder / "config.json").write_text(json.dumps({**config, **model}))
         done = subprocess.run([sys.executable, "-B", ROOT / "tools" / "make_reference.py", "config.json", "--out", "case",
-                               *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=invar_job.RUN_SECONDS)
+                               *map(str, arguments)], cwd=self.folder, capture_output=True, text=True,
+                              timeout=invar_job.RUN_SECONDS)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_matrix_leaves_out_what_does_not_fit(self):
@@ -78,7 +79,8 @@ class CheckExport(JobTest):
                 self.succeed("train", self.write("run.yaml", to_yaml(fields)), f"log.dir={case}", "checkpoint.every=3",
                              ranks=2)
                 done = subprocess.run([sys.executable, "-B", ROOT / "tools" / "check_export", case, "--invar",
-                                       invar_job.INVAR], cwd=self.folder, capture_output=True, text=True, timeout=invar_job.RUN_SECONDS)
+                                       invar_job.INVAR], cwd=self.folder, capture_output=True, text=True,
+                                      timeout=invar_job.RUN_SECONDS)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertRegex(done.stdout, rf"{case}: \d+ logits up to .* invar differs by .*: ok")
 
