@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config/blend.h"
+
 namespace invar {
 
 // The YAML config as plain structs; members carry the YAML names, and their initial values are the defaults.
@@ -142,7 +144,7 @@ struct ScheduleConfig {
 struct DataConfig {
   DataKind kind = DataKind::kMock;
   std::string path;                  // tokens: the .bin file; megatron: the prefix of .bin and .idx
-  std::string blend;                 // instead of path: "0.7 a.bin 0.3 b.bin"
+  Blend blend;                       // instead of path: several sources
   std::string cache_dir;             // megatron: where built orders are kept; empty: in memory
   std::string token_dtype;           // tokens without a known header: uint16 | uint32
   int64_t eod_id = -1;               // −1: vocab_size − 1

@@ -1,6 +1,7 @@
 #include "config/field.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "config/suggest.h"
+#include "core/error.h"
 #include "core/format.h"
 #include "core/shown.h"
 
@@ -134,8 +136,43 @@ constexpr Shape kShapeOf<std::vector<T>> = Shape::kList;
 template <>
 constexpr Shape kShapeOf<IntegerLists> = Shape::kMapOfLists;
 
+template <>
+constexpr Shape kShapeOf<Blend> = Shape::kSources;
+
 template <typename T>
 std::optional<Refusal> assign_value(T& member, const Value& value);
+
+// An item of a list of sources is a path, a weight before one, or a pair of both, of which the second is a path.
+std::vector<BlendItem> items_of(const Value& list) {
+  std::vector<BlendItem> items;
+  for (const Value& value : list.items) {
+    if (value.items.empty()) {
+      items.push_back({value.text, !value.quoted});
+      continue;
+    }
+    const bool is_pair = value.items.size() == 2;
+    const std::array<BlendItem, 2> pair = {BlendItem{value.items.front().text},
+                                           BlendItem{value.items.back().text, false}};
+    if (!is_pair || parse_blend(pair).weights.empty()) {
+      throw Error(ErrorKind::kConfig, "an item is neither a path nor a pair of weight and path",
+                  "write blend: [[0.7, data/a], [0.3, data/b]], or [data/a, data/b]");
+    }
+    items.insert(items.end(), pair.begin(), pair.end());
+  }
+  return items;
+}
+
+std::optional<Refusal> assign_value(Blend& member, const Value& value) {
+  const bool is_list = !value.items.empty();
+  try {
+    const bool is_none = !is_list && value.text.empty();
+    member = is_none ? Blend{} : is_list ? parse_blend(items_of(value)) : parse_blend(value.text);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return Refusal{format("= {}: {}", is_list ? "[...]" : format("\"{}\"", shown(value.text)), error.what()),
+                   error.hint()};
+  }
+}
 
 template <typename T>
 std::optional<Refusal> assign_value(std::vector<T>& member, const Value& value) {
@@ -202,12 +239,27 @@ std::string print_string(const std::string& text) {
   return quoted + '"';
 }
 
+// As text where that can be read back, else as a list.
+std::string print_blend(const Blend& blend) {
+  const std::string text = text_of(blend);
+  if (blend.empty() || !text.empty()) return print_string(text);
+  std::string items;
+  for (size_t i = 0; i < blend.paths.size(); ++i) {
+    if (!items.empty()) items += ", ";
+    const std::string path = print_string(blend.paths[i]);
+    items += blend.weights.empty() ? path : format("[{}, {}]", blend.weights[i], path);
+  }
+  return '[' + items + ']';
+}
+
 template <typename T>
 std::string print_value(const T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
     return print_string(value);
   } else if constexpr (std::is_enum_v<T>) {
     return std::string(word_of(value));
+  } else if constexpr (kShapeOf<T> == Shape::kSources) {
+    return print_blend(value);
   } else if constexpr (kShapeOf<T> == Shape::kScalar) {
     return format("{}", value);
   } else {
@@ -236,6 +288,8 @@ std::string type_of() {
     std::string names;
     for (std::string_view name : Words<T>::kNames) names += (names.empty() ? "" : " | ") + std::string(name);
     return names;
+  } else if constexpr (kShapeOf<T> == Shape::kSources) {
+    return "text or list";
   } else if constexpr (kShapeOf<T> == Shape::kList) {
     return format("list of {}s", type_of<typename T::value_type>());
   } else if constexpr (kShapeOf<T> == Shape::kMapOfLists) {

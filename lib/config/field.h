@@ -62,12 +62,13 @@ constexpr std::string_view word_of(E value) {
 }
 
 // One member of a Config.
-using Field =
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
-                 DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*, NonfinitePolicy*, SaveFailurePolicy*,
-                 BatchPolicy*, std::vector<int>*, std::vector<double>*, std::vector<std::string>*, IntegerLists*>;
+using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Precision*, Reduction*, InitKind*,
+                           DeviceChoice*, RecomputeKind*, ScheduleKind*, DataKind*, NonfinitePolicy*,
+                           SaveFailurePolicy*, BatchPolicy*, std::vector<int>*, std::vector<double>*,
+                           std::vector<std::string>*, IntegerLists*, Blend*>;
 
-enum class Shape : uint8_t { kScalar, kList, kMapOfLists };
+// kSources: a scalar, or a list of scalars and pairs.
+enum class Shape : uint8_t { kScalar, kList, kMapOfLists, kSources };
 Shape shape_of(const Field& field);
 
 // A YAML value as written.

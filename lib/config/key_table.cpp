@@ -167,7 +167,8 @@ constexpr Key kKeys[] = {
      "mock: random tokens; tokens: one flat .bin file; megatron: .bin and .idx"},
     {"data", "path", at<&C::data, &D::path>, "tokens: the .bin file; megatron: the path without .bin and .idx"},
     {"data", "blend", at<&C::data, &D::blend>,
-     "instead of path: weights and paths of several sources, \"0.7 a 0.3 b\"; paths alone weigh by their size"},
+     "instead of path: weights and paths of several sources, \"0.7 a 0.3 b\" or [[0.7, a], [0.3, \"my b\"]]; paths "
+     "alone weigh by their size"},
     {"data", "cache_dir", at<&C::data, &D::cache_dir>,
      "megatron: where the order of samples is kept once built, for all ranks and later runs; empty: in memory"},
     {"data", "token_dtype", at<&C::data, &D::token_dtype>, "tokens in a file without a known header: uint16 or uint32"},

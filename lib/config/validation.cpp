@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "config/blend.h"
 #include "config/contract.h"
 #include "config/field.h"
 #include "config/refuse.h"
@@ -150,11 +149,6 @@ void check_data_paths(const Config& config) {
     refuse_if_set(config, "data.blend", with_kind);
   } else if (!data.blend.empty()) {
     refuse_if_set(config, "data.path", "with data.blend, which names its own");
-    try {
-      parse_blend(data.blend);
-    } catch (const Error& error) {
-      refuse(config, {"data.blend"}, error.what(), error.hint());
-    }
   } else if (data.path.empty()) {
     refuse(config, {"data.path", "data.kind"},
            format("data.kind: {} needs data.path or data.blend", word_of(data.kind)),

@@ -109,6 +109,18 @@ std::optional<Value> read_map_of_lists(const YamlNode& node) {
   return value;
 }
 
+// A list whose items are scalars or lists of scalars; nothing for any other value.
+std::optional<Value> read_sources(const YamlNode& node) {
+  if (!node.is_list()) return std::nullopt;
+  Value value;
+  for (const YamlNode& item : node.items) {
+    const std::optional<Value> inner = read_list(item);
+    if (inner ? inner->items.empty() : !item.is_scalar() || has_own_tag(item)) return std::nullopt;
+    value.items.push_back(inner ? *inner : read_scalar(item));
+  }
+  return value;
+}
+
 // A list of values, or a map of such lists.
 Value read_composite(const std::string& origin, const Key& key, Shape shape, const YamlNode& node) {
   if (std::optional<Value> value = shape == Shape::kList ? read_list(node) : read_map_of_lists(node)) return *value;
@@ -122,8 +134,14 @@ Value read_value(const std::string& origin, const Key& key, const YamlNode& node
   const std::string name = key.full_name();
   Config scratch;
   const Field field = key.field(scratch);
-  if (const Shape shape = shape_of(field); shape != Shape::kScalar) return read_composite(origin, key, shape, node);
-  const bool is_text = std::holds_alternative<std::string*>(field);
+  const Shape shape = shape_of(field);
+  if (shape == Shape::kList || shape == Shape::kMapOfLists) return read_composite(origin, key, shape, node);
+  if (shape == Shape::kSources && node.is_list()) {
+    if (const std::optional<Value> sources = read_sources(node)) return *sources;
+    refuse(origin, format("{} must be a text, or a list of paths or of pairs of weight and path", name),
+           format("write {}: [[0.7, data/a], [0.3, data/b]]", key.name));
+  }
+  const bool is_text = shape == Shape::kSources || std::holds_alternative<std::string*>(field);
   const std::string example = is_text ? "text" : type_name(field);
   if (node.is_list()) {
     refuse(origin, format("{} needs a single value, not a list", name),

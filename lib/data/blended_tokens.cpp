@@ -21,11 +21,10 @@ BlendedTokens::BlendedTokens(const DataConfig& data, const TokenRequest& request
     : TokenSource(request.sequence_length) {
   INVAR_CHECK(data.kind != DataKind::kMock, "a blend of mock tokens");
   INVAR_CHECK(request.samples_wanted >= 1, "samples_wanted = {}", request.samples_wanted);
-  const Blend blend = parse_blend(data.blend);
-  if (blend.weights.empty()) {
-    blend_by_size(data, request, blend);
+  if (data.blend.weights.empty()) {
+    blend_by_size(data, request, data.blend);
   } else {
-    blend_by_weight(data, request, blend);
+    blend_by_weight(data, request, data.blend);
   }
 }
 
@@ -33,7 +32,7 @@ BlendedTokens::BlendedTokens(const DataConfig& data, const TokenRequest& request
 BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest request, const Blend& blend, size_t d,
                                           int64_t samples) {
   DataConfig alone = data;
-  alone.blend.clear();
+  alone.blend = {};
   alone.path = blend.paths[d];
   request.samples_wanted = samples;
   try {
@@ -47,7 +46,12 @@ BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest r
     const Sampler sampler(sample_order(alone, request.split), tokens->samples(), request.seed);
     return {std::move(tokens), sampler};
   } catch (const Error& error) {
-    throw error.in(format("source {} of data.blend", d + 1));
+    const Error named = error.in(format("source {} of data.blend", d + 1));
+    if (error.kind() == ErrorKind::kFault) throw named;
+    std::string hint = error.hint();  // of a source alone
+    constexpr std::string_view kAlone = "data.path";
+    for (size_t at; (at = hint.find(kAlone)) != std::string::npos;) hint.replace(at, kAlone.size(), "data.blend");
+    throw Error(error.kind(), named.what(), hint);
   }
 }
 

@@ -49,7 +49,7 @@ TokenArray open_llmc(InputFile file, const LlmcHeader& header, const std::string
                        count, name_of(header.type), bytes, file.size()),
                 "the file is truncated or was not finished");
   }
-  return {std::move(file), kLlmcHeaderBytes, header.type, vocab_size};
+  return {std::move(file), kLlmcHeaderBytes, header.type, "its header", vocab_size};
 }
 
 TokenArray open_tokens(const DataConfig& data, int64_t vocab_size) {
@@ -58,7 +58,7 @@ TokenArray open_tokens(const DataConfig& data, int64_t vocab_size) {
     return open_llmc(std::move(file), *header, data.token_dtype, vocab_size);
   }
   for (const TokenType type : {TokenType::kU16, TokenType::kU32}) {
-    if (data.token_dtype == name_of(type)) return {std::move(file), 0, type, vocab_size};
+    if (data.token_dtype == name_of(type)) return {std::move(file), 0, type, "data.token_dtype", vocab_size};
   }
   if (data.token_dtype.empty()) {
     throw Error(ErrorKind::kConfig,
@@ -93,7 +93,8 @@ FlatTokens::FlatTokens(const DataConfig& data, const TokenRequest& request)
                      "needs train.sequence_length + 1 = {}",
                      tokens_.path(), name_of(split_), part_.size(), tokens_.size(), data.validation_fraction,
                      request.sequence_length + 1),
-              split_ == Split::kTrain ? "use more text or a shorter train.sequence_length"
+              split_ == Split::kTrain ? "use more text, a shorter train.sequence_length or a smaller "
+                                        "data.validation_fraction"
                                       : "raise data.validation_fraction, or use more text");
 }
 

@@ -49,7 +49,7 @@ void MegatronIndex::read_header() {
   const bool has_header = file_->size() >= kHeaderBytes;
   if (has_header) file_->read_at(0, std::span<char>(header));
   if (!has_header || !std::string_view(header.data(), header.size()).starts_with(kMagic)) {
-    fail(path, "does not begin with MMIDIDX", "data.path must be the prefix of a Megatron .bin and .idx pair");
+    fail(path, "does not begin with MMIDIDX", "give the path of a Megatron .bin and .idx pair without the ending");
   }
   const auto number_at = [&]<class T>(T number, size_t byte) {
     std::memcpy(&number, header.data() + byte, sizeof(number));

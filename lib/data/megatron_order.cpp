@@ -43,7 +43,8 @@ void check_limits(int64_t tokens, int64_t sequences, int64_t sequence_length, in
   if (tokens == 0) throw Error(ErrorKind::kData, "the split of the Megatron dataset holds no tokens");
   if (seed > std::numeric_limits<uint32_t>::max()) {
     throw Error(ErrorKind::kConfig,
-                format("train.seed = {} is past 2^32 - 1, the largest that data.kind megatron can use", seed));
+                format("train.seed = {} is past 2^32 - 1, the largest that data.kind megatron can use", seed),
+                "use a smaller train.seed");
   }
   INVAR_CHECK(samples_wanted >= 0, "samples_wanted = {}", samples_wanted);
   const auto epochs = static_cast<__int128>(samples_wanted) * sequence_length / tokens + 1;
@@ -53,7 +54,9 @@ void check_limits(int64_t tokens, int64_t sequences, int64_t sequence_length, in
                 format("{} samples of {} tokens from {} sequences with {} tokens in all make an order of more than "
                        "2^31 - 1 entries",
                        samples_wanted, sequence_length, sequences, tokens),
-                "use more data or fewer steps");
+                samples_wanted > 0 ? "read fewer samples, by train.steps, train.global_batch_size or a weight of "
+                                     "data.blend, or make the dataset anew with short documents joined"
+                                   : "cut the dataset into several sources, or give data.blend weights");
   }
 }
 

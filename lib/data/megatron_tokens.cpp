@@ -1,11 +1,19 @@
 #include "data/megatron_tokens.h"
 
+#include <filesystem>
 #include <utility>
 
 #include "data/megatron_split.h"
 
 namespace invar {
 namespace {
+
+// The path without the ending of one of the two files, unless their names have another one behind it.
+std::string prefix_of(const std::string& path) {
+  const bool has_ending = path.ends_with(".bin") || path.ends_with(".idx");
+  std::error_code error;
+  return has_ending && !std::filesystem::exists(path + ".idx", error) ? path.substr(0, path.size() - 4) : path;
+}
 
 TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int64_t vocab_size) {
   InputFile file(path, "check data.path");
@@ -16,15 +24,15 @@ TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int6
                        index.tokens(), name_of(index.type()), bytes, file.size()),
                 "the .bin file is truncated, or belongs to another .idx");
   }
-  return {std::move(file), 0, index.type(), vocab_size};
+  return {std::move(file), 0, index.type(), "the .idx file", vocab_size};
 }
 
 // The order in memory, or in data.cache_dir.
-KeptOrder open_order(const DataConfig& data, const TokenRequest& request, Range sequences,
+KeptOrder open_order(const DataConfig& data, const std::string& prefix, const TokenRequest& request, Range sequences,
                      const StoredArray<int32_t>& lengths) {
   const OrderPlan plan = plan_order(lengths, request.sequence_length, request.samples_wanted, request.seed);
   if (data.cache_dir.empty()) return {in_memory(build_order(plan, lengths)), ""};
-  const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", data.path,
+  const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", prefix,
                                     name_of(request.split), data.split, sequences.begin, sequences.end);
   return keep_order(data.cache_dir, origin, plan, lengths);
 }
@@ -34,10 +42,10 @@ KeptOrder open_order(const DataConfig& data, const TokenRequest& request, Range 
 MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& request)
     : TokenSource(request.sequence_length),
       split_(request.split),
-      index_(data.path + ".idx"),
-      tokens_(open_tokens(data.path + ".bin", index_, request.vocab_size)),
+      index_(prefix_of(data.path) + ".idx"),
+      tokens_(open_tokens(prefix_of(data.path) + ".bin", index_, request.vocab_size)),
       sequences_(split_sequences(data.split, request.split == Split::kTrain ? 0 : 1, index_.sequences())),
-      kept_(open_order(data, request, sequences_, index_.lengths().part(sequences_))) {}
+      kept_(open_order(data, prefix_of(data.path), request, sequences_, index_.lengths().part(sequences_))) {}
 
 std::string MegatronTokens::describe() const {
   return format("{}: {} tokens ({}) in {} documents; {} split is sequences [{}, {}), {} samples{}", tokens_.path(),

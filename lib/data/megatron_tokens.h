@@ -6,9 +6,9 @@
 
 namespace invar {
 
-// A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX. Sample k is what Megatron's
-// GPTDataset with default options gives for index k at the same split, seed, sequence length and number of samples.
-// With data.cache_dir the order is kept there in files, which all ranks read.
+// A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX, or one of the two files. Sample k is
+// what Megatron's GPTDataset with default options gives for index k at the same split, seed, sequence length and number
+// of samples. With data.cache_dir the order is kept there in files, which all ranks read.
 class MegatronTokens final : public TokenSource {
  public:
   MegatronTokens(const DataConfig& data, const TokenRequest& request);

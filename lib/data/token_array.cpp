@@ -43,17 +43,18 @@ std::string_view name_of(TokenType type) {
   return "";
 }
 
-TokenArray::TokenArray(InputFile file, int64_t first_byte, TokenType type, int64_t vocab_size)
+TokenArray::TokenArray(InputFile file, int64_t first_byte, TokenType type, std::string source, int64_t vocab_size)
     : file_(std::move(file)),
       first_byte_(first_byte),
       type_(type),
+      source_(std::move(source)),
       size_((file_.size() - first_byte) / size_of(type)),
       vocab_size_(vocab_size) {
   if (file_.size() != first_byte + size_ * size_of(type)) {
     throw Error(ErrorKind::kData,
                 format("token file {}: {} bytes after a header of {} are not a whole number of {} tokens", path(),
                        file_.size() - first_byte, first_byte, name_of(type)),
-                "the file is truncated, or data.token_dtype does not match it");
+                format("the file is truncated, or its tokens are not {}, as {} says", name_of(type), source_));
   }
 }
 
@@ -98,9 +99,9 @@ void TokenArray::refuse_id(int64_t position, int64_t id) const {
   throw Error(
       ErrorKind::kData,
       format("token file {}: token {} has id {}, outside the vocabulary [0, {})", path(), position, id, vocab_size_),
-      format("model.vocab_size must exceed every id of the file; if the id is nonsense, the tokens are not "
-             "{} as supposed (data.token_dtype)",
-             name_of(type_)));
+      format("model.vocab_size must exceed every id of the file; if the id is nonsense, the tokens are not {}, "
+             "as {} says",
+             name_of(type_), source_));
 }
 
 }  // namespace invar

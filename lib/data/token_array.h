@@ -18,8 +18,9 @@ std::string_view name_of(TokenType type);  // "uint16", "int32", ...
 // A .bin file seen as one array of token ids: `first_byte` bytes of header, then integers to the end of the file.
 class TokenArray {
  public:
-  // Error{kData} if what follows the header is not a whole number of tokens.
-  TokenArray(InputFile file, int64_t first_byte, TokenType type, int64_t vocab_size);
+  // source: what says that the tokens are of this type, for messages: "data.token_dtype". Error{kData} if what follows
+  // the header is not a whole number of tokens.
+  TokenArray(InputFile file, int64_t first_byte, TokenType type, std::string source, int64_t vocab_size);
 
   const std::string& path() const { return file_.path(); }
   TokenType type() const { return type_; }
@@ -38,6 +39,7 @@ class TokenArray {
   InputFile file_;
   int64_t first_byte_;
   TokenType type_;
+  std::string source_;
   int64_t size_;
   int64_t vocab_size_;
 };

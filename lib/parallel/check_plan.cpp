@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
 
 #include "config/key_table.h"
 #include "core/error.h"
@@ -21,11 +20,10 @@ bool is_common(const Key& key) {
   return key.section != "parallel.nonuniform" && key.section != "comm" && key.full_name() != "model.preset";
 }
 
-// "0.7 data/web 0.3 data/code": without the paths.
-std::string weights_of(const std::string& blend) {
-  std::istringstream words(blend);
-  std::string weights;
-  for (std::string weight, path; words >> weight; words >> path) weights += weight + " ";
+// Without the paths, which are only counted.
+std::string weights_of(const Blend& blend) {
+  std::string weights = format("{} sources", blend.paths.size());
+  for (const double weight : blend.weights) weights += format(" {}", weight);
   return weights;
 }
 

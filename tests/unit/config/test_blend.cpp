@@ -25,8 +25,7 @@ TEST_CASE("a blend is pairs of weight and path, or paths alone") {
 
 TEST_CASE("a blend that could be meant otherwise is refused") {
   const auto refused = [](const std::string& text, const std::string& why) {
-    require_error(ErrorKind::kConfig, {"data.blend = \"" + text + "\": " + why}, {"before every path"},
-                  [&] { parse_blend(text); });
+    require_error(ErrorKind::kConfig, {why}, {"before every path"}, [&] { parse_blend(text); });
   };
   for (const char* text : {"", "  \t"}) refused(text, "there is no path");
   refused("0.5", "the last weight has no path");
@@ -48,6 +47,16 @@ TEST_CASE("a blend has at most 32766 sources") {
     return text;
   };
   CHECK(parse_blend(sources(32766)).paths.size() == 32766);
-  require_error(ErrorKind::kConfig, {"data.blend names 32767 sources; 32766 are possible"},
-                [&] { parse_blend(sources(32767)); });
+  require_error(ErrorKind::kConfig, {"32767 sources; 32766 are possible"}, [&] { parse_blend(sources(32767)); });
+}
+
+TEST_CASE("a blend has a text, unless blanks or numbers among its paths need a list") {
+  const Blend plain = {{"data/a.bin", "b"}, {0.7, 1e-3}};
+  CHECK(text_of(plain) == "0.7 data/a.bin 0.001 b");
+  CHECK(parse_blend(text_of(plain)) == plain);
+  CHECK(text_of({{"a", "b"}, {}}) == "a b");
+  CHECK(text_of({{"my data", "b"}, {}}).empty());
+  CHECK(text_of({{"my data"}, {2}}).empty());
+  CHECK(text_of({{"1", "b"}, {0.5, 0.5}}).empty());
+  CHECK(text_of({}).empty());
 }

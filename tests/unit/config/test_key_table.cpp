@@ -36,6 +36,8 @@ void change(const Field& field) {
           *member = !*member;
         } else if constexpr (std::is_same_v<T, double>) {
           *member = *member / 3 + 1e-11;
+        } else if constexpr (std::is_same_v<T, Blend>) {
+          *member = {{"a, [b]: \"c\"", "1e5", " é"}, {0.1, 1e-11, 3}};
         } else if constexpr (std::is_same_v<T, IntegerLists>) {
           *member = {{"0,0,0", {}}, {"a: b", {3, -1}}};
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {

@@ -162,8 +162,8 @@ TEST_CASE("hf_path stands where a preset stands") {
   CHECK(config.model.hf_path == folder.path().string() + "/m");
   refuses(text + "  preset: qwen3-0.6b\n", {"c.yaml:4: model.preset qwen3-0.6b and model.hf_path", "both given"},
           {"keep one"});
-  refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n", {"c.yaml:2: /nowhere/config.json: cannot be opened: No such file"},
-          {"Hugging Face model"});
+  refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n",
+          {"c.yaml:2: /nowhere/config.json: cannot be opened: No such file"}, {"Hugging Face model"});
 }
 
 TEST_CASE("preset and hf_path set the family") {
@@ -285,6 +285,42 @@ TEST_CASE("names given twice are refused with both lines") {
           {"keep one"});
   refuses("device: cpu\ndevice: cpu\n", {"c.yaml:2: device is given twice, first at line 1"}, {"keep one"});
   refuses("train: {steps: 1, steps: 1}\n", {"c.yaml:1: train.steps is given twice"}, {"keep one"});
+}
+
+TEST_CASE("sources of a blend are a text or a list, and are printed so that they are read back") {
+  const auto load = [](const std::string& blend) { return load_text("data: {kind: tokens, blend: " + blend + "}\n"); };
+  const std::vector<std::pair<std::string, Blend>> same = {
+      {R"("0.7 a 0.3 b")", {{"a", "b"}, {0.7, 0.3}}},
+      {R"([[0.7, "data/my web"], [3e-1, b]])", {{"data/my web", "b"}, {0.7, 0.3}}},
+      {R"([0.7, "data/my web", 0.3, b])", {{"data/my web", "b"}, {0.7, 0.3}}},  // as Megatron's arguments
+      {R"([data/my web, b])", {{"data/my web", "b"}, {}}},
+      {R"(["1", b])", {{"1", "b"}, {}}},
+      {R"([[2, 1]])", {{"1"}, {2}}},
+      {R"([])", {}},
+      {R"("")", {}},
+  };
+  for (const auto& [text, blend] : same) {
+    INFO(text);
+    const Config config = load(text);
+    CHECK(config.data.blend == blend);
+    CHECK(load_text(to_yaml(config)).data.blend == blend);
+  }
+  const auto argument = load_config_text("data: {kind: tokens}\n", "c.yaml",
+                                         std::vector<std::string>{R"(data.blend=[[1, "a b"], [2, c]])"});
+  CHECK(argument.data.blend == Blend{{"a b", "c"}, {1, 2}});
+  const auto refuses_blend = [](const std::string& value, const std::string& why, const std::string& fix) {
+    refuses("data:\n  blend: " + value + "\n", {"c.yaml:2: data.blend " + why}, {fix});
+  };
+  refuses_blend(R"("0 a 1 b")", R"(= "0 a 1 b": the weight 0 is not within)", "0.7 data/a 0.3 data/b");
+  refuses_blend(R"("0.5")", R"(= "0.5": the last weight has no path)", "before every path");
+  refuses_blend(R"("1 a b")", R"(= "1 a b": some paths have no weight)", "before every path");
+  refuses_blend("[[0.7, a], b]", "= [...]: some paths have no weight", "before every path");
+  refuses_blend("[[a, b]]", "= [...]: an item is neither a path nor a pair", "[[0.7, data/a]");
+  refuses_blend("[[0.5, a, b]]", "= [...]: an item is neither a path nor a pair", "[[0.7, data/a]");
+  refuses_blend("[a, '']", "= [...]: a path is empty", "before every path");
+  refuses_blend("[{path: a}]", "must be a text, or a list", "[[0.7, data/a]");
+  refuses_blend("[[[1, a]]]", "must be a text, or a list", "[[0.7, data/a]");
+  refuses_blend("{a: 1}", "needs a single value, not keys", "blend: text");
 }
 
 TEST_CASE("the shape of a value must fit") {

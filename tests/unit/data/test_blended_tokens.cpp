@@ -40,7 +40,7 @@ class Sources {
     for (size_t at = text.find('@'); at != std::string::npos; at = text.find('@')) {
       text.replace(at, 2, path_of(text.substr(at + 1, 1)));
     }
-    data.blend = text;
+    data.blend = parse_blend(text);
     return data;
   }
   std::unique_ptr<TokenSource> alone(const std::string& name, int64_t samples_wanted) const {

@@ -76,9 +76,32 @@ TEST_CASE("a Megatron .bin that does not fit its .idx is refused") {
   std::filesystem::remove((folder / "corpus.bin").string());
   require_error(ErrorKind::kData, {"corpus.bin: cannot be opened: No such file"},
                 [&] { make_token_source(data, kRequest); });
-  data.path += ".bin";
-  require_error(ErrorKind::kData, {"corpus.bin.idx: cannot be opened: No such file"},
-                [&] { make_token_source(data, kRequest); });
+  std::filesystem::remove(folder / "corpus.idx");
+  for (const char* ending : {"", ".bin", ".idx"}) {
+    DataConfig named = data;
+    named.path += ending;
+    require_error(ErrorKind::kData, {"corpus.idx: cannot be opened: No such file"}, {"data.path"},
+                  [&] { make_token_source(named, kRequest); });
+  }
+}
+
+TEST_CASE("a Megatron dataset may be named by either of its files") {
+  const TemporaryFolder folder;
+  auto data = write_dataset<uint16_t>(folder, 8, "1");
+  const auto expected = sample_of(*make_token_source(data, kRequest), 0);
+  for (const char* ending : {".bin", ".idx"}) {
+    DataConfig named = data;
+    named.path += ending;
+    CHECK(sample_of(*make_token_source(named, kRequest), 0) == expected);
+    named.blend = {{named.path}, {}};
+    named.path.clear();
+    CHECK(make_token_source(named, kRequest)->samples() > 0);
+  }
+  // A prefix that ends so itself.
+  folder.write("a.bin.bin", folder.read("corpus.bin"));
+  folder.write("a.bin.idx", folder.read("corpus.idx"));
+  data.path = (folder / "a.bin").string();
+  CHECK(sample_of(*make_token_source(data, kRequest), 0) == expected);
 }
 
 TEST_CASE("ids outside the vocabulary in a Megatron dataset") {

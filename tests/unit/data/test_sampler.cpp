@@ -87,7 +87,7 @@ TEST_CASE("only the training split of a flat file is shuffled") {
   const auto order_of = [](DataKind kind, const std::string& blend, Split split) {
     DataConfig data;
     data.kind = kind;
-    data.blend = blend;
+    if (!blend.empty()) data.blend = parse_blend(blend);
     return sample_order(data, split);
   };
   CHECK(order_of(DataKind::kTokens, "", Split::kTrain) == SampleOrder::kShuffled);

@@ -19,7 +19,7 @@ void compare(int other, void (*change)(Config&), const std::string& expected) {
   config.train.sequence_length = 8;
   config.train.global_batch_size = 8;
   config.model.hf_path = "model";
-  config.data.blend = "0.7 a 0.3 b";
+  config.data.blend = parse_blend("0.7 a 0.3 b");
   config.log.dir = "log";
   run_thread_ranks(7, [&](Communicator& world) {
     Config own = config;
@@ -57,14 +57,14 @@ TEST_CASE("ranks with one plan and other values of a key are named, with the fir
       {"checkpoint.every", [](Config& c) { c.checkpoint.every = 3; }},
       {"checkpoint.export_dir", [](Config& c) { c.checkpoint.export_dir = "there"; }},
       {"checkpoint.resume", [](Config& c) { c.checkpoint.resume = "never"; }},
-      {"data.blend", [](Config& c) { c.data.blend = "0.3 a 0.7 b"; }},
-      {"data.blend", [](Config& c) { c.data.blend = "0.7 a 0.2 b 0.1 c"; }},
+      {"data.blend", [](Config& c) { c.data.blend = parse_blend("0.3 a 0.7 b"); }},
+      {"data.blend", [](Config& c) { c.data.blend = parse_blend("0.7 a 0.2 b 0.1 c"); }},
       {"log.dir", [](Config& c) { c.log.dir = ""; }},
   };
   for (const auto& [key, change] : changes) compare(3, change, "rank 3 has another " + key + " than rank 0");
   const auto elsewhere = [](Config& c) {
     c.model.hf_path = "/local/copy";
-    c.data.blend = "0.7 /local/a 0.3 /local/b";
+    c.data.blend = parse_blend("0.7 /local/a 0.3 /local/b");
     c.log.dir = "/local/log";
   };
   compare(3, elsewhere, "");
