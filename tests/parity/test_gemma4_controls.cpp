@@ -277,7 +277,7 @@ std::vector<std::vector<float>> hidden_states(const Edit& edit) {
   const ProcessGroups groups = make_process_groups(*world, {1, 1});
   const Stream stream(DeviceType::kCpu);
   TrainState state(config, groups, stream, measure_memory(config, groups.topology, 0));
-  load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
+  load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
   const Tensor& values = state.parameters().flat_values();
   state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range at) {
     edit(p, {values.data<float>() + at.begin, static_cast<size_t>(at.size())});

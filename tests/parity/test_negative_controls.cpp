@@ -114,7 +114,7 @@ TEST_CASE("counting replicated weights once per rank leaves the band of the grad
     // The wrong rule: every rank adds all that it holds.
     double counted_twice = 0;
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-    load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
+    load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
     state.adopt_values();
     const auto tokens = reference.tokens();
     const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};

@@ -48,7 +48,7 @@ std::filesystem::path dump_first_step(const ReferenceCase& reference, const Dump
     const ProcessGroups groups = make_process_groups(world, topology);
     const Stream stream(DeviceType::kCpu);
     TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
-    load_hf_weights(state.parameters(), state.stream(), SafetensorsReader(config.model.hf_path));
+    load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
     state.adopt_values();
     const auto tokens = reference.tokens();
     const DataStream data{*tokens, Sampler(SampleOrder::kSequential, tokens->samples(), 0)};
