@@ -17,7 +17,7 @@ from supervision.layout import UserError
 from supervision.rank import PR_SET_PDEATHSIG, process_state, write_json
 
 END_SECONDS = 10  # that a launcher has to end its ranks
-ANSWER_SECONDS = 5
+ANSWER_SECONDS = 20  # all answer within two on a host that is not busy, and then nobody waits for more
 RECORD_SECONDS, FAR_RECORD_SECONDS = 2, 10  # until a record is seen here: of one host, of several
 # Containers, as in launch/mpirun.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
