@@ -11,6 +11,7 @@
 #include "config/resolved.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "data/document_end.h"
 #include "observe/console.h"
 #include "parallel/check_inputs.h"
 #include "train/run_inputs.h"
@@ -54,6 +55,9 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   config.train.exit_after_steps = 0;
   config.train.steps = std::max<int64_t>(1, config.train.steps);  // imported weights have none
   config.train.eval_every = std::max<int64_t>(1, config.train.eval_every);
+  // Before a run settled it, auto was the last token of the vocabulary.
+  const bool documents = config.data.reset_at_eod || config.data.eod_mask_loss;
+  if (documents && config.data.eod_id < 0) config.data.eod_id = config.model.vocab_size - 1;
   apply_overrides(config, overrides);
   if (config.numerics.reduction == Reduction::kFast) config.numerics = {config.numerics.precision, Reduction::kFast};
   if (config.numerics.reduction == Reduction::kInvariant) {  // as few as fit: an evaluation sums exactly
@@ -62,6 +66,7 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
                                                      : data_degree(config, world_size - parallel.spare);
   }
   validate(config, world_size, hosts);
+  settle_eod_id(config);
   return config;
 }
 

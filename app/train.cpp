@@ -10,6 +10,7 @@
 #include "config/units.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "data/document_end.h"
 #include "parallel/leaf_cut.h"
 #include "train/trainer.h"
 
@@ -60,6 +61,7 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
   Config config = load_config(arguments.config, arguments.overrides);
   refuse_results(config);
   validate(config, arguments.fake_world);
+  settle_eod_id(config);
   const ReplicaPlan plan = plan_replicas(config, arguments.fake_world, {});
   use_tokens_of_rank_0(config, plan);
   if (!is_whole_grid(config, plan)) {
@@ -149,6 +151,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
   together(session.world(), [&] {
     config = load_config(arguments.config, arguments.overrides);
     validate(config, session.world().size(), hosts);
+    settle_eod_id(config);
   });
   const Config given = config;
   std::optional<TrainingRanks> ranks;

@@ -147,7 +147,7 @@ struct DataConfig {
   Blend blend;                       // instead of path: several sources
   std::string cache_dir;             // megatron: where built orders are kept; empty: in memory
   std::string token_dtype;           // tokens without a known header: uint16 | uint32
-  int64_t eod_id = -1;               // −1: vocab_size − 1
+  int64_t eod_id = -1;               // −1: settle_eod_id() finds it if it is needed
   bool eod_mask_loss = false;        // positions whose input is eod_id do not count in the loss
   bool reset_at_eod = false;         // attention and positions start anew after eod_id
   int64_t mock_vocab_size = 0;       // mock: tokens are below it; 0: model.vocab_size

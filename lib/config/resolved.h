@@ -25,11 +25,6 @@ inline int64_t decay_steps(const Config& config) {
   return config.schedule.decay_steps != 0 ? config.schedule.decay_steps : config.train.steps;
 }
 
-// The token that ends a document.
-inline int64_t eod_id(const Config& config) {
-  return config.data.eod_id >= 0 ? config.data.eod_id : config.model.vocab_size - 1;
-}
-
 // The folder that checkpoints are saved to; empty: none are.
 inline std::string checkpoint_dir(const Config& config) {
   const CheckpointConfig& checkpoint = config.checkpoint;

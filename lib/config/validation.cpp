@@ -184,7 +184,7 @@ void check_data_source(const Config& config) {
   if (data.eod_id < -1 || data.eod_id >= config.model.vocab_size) {
     refuse(config, {"data.eod_id", "model.vocab_size"},
            format("data.eod_id = {} is not a token of model.vocab_size = {}", data.eod_id, config.model.vocab_size),
-           format("use 0 to {}, or auto for the last", config.model.vocab_size - 1));
+           format("use 0 to {}, or auto", config.model.vocab_size - 1));
   }
   if (!data.eod_mask_loss && !data.reset_at_eod) {
     refuse_if_set(config, "data.eod_id", "with data.eod_mask_loss: false and data.reset_at_eod: false");

@@ -26,6 +26,7 @@ void load_micro_batch(const TokenSource& source, const Sampler& sampler, int64_t
               "samples [{}, {}) of {} in micro-batches of {}", own.begin, own.end, global_batch, micro_batch);
   INVAR_CHECK(micro_step >= 0 && micro_step < own.size() / micro_batch, "micro-step {} of {}", micro_step,
               own.size() / micro_batch);
+  INVAR_CHECK(documents.eod_id >= 0 || !(documents.reset_at_eod || documents.eod_mask_loss), "no eod_id for documents");
   const int64_t first = first_sample + step * global_batch + own.begin + micro_step * micro_batch;
 
   const int64_t sequence_length = source.sequence_length();

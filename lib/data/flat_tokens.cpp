@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/shown.h"
+
 namespace invar {
 namespace {
 
@@ -52,20 +54,49 @@ TokenArray open_llmc(InputFile file, const LlmcHeader& header, const std::string
   return {std::move(file), kLlmcHeaderBytes, header.type, "its header", vocab_size};
 }
 
-TokenArray open_tokens(const DataConfig& data, int64_t vocab_size) {
-  InputFile file(data.path, "check data.path");
-  if (const LlmcHeader* header = find_llmc_header(file)) {
-    return open_llmc(std::move(file), *header, data.token_dtype, vocab_size);
-  }
-  for (const TokenType type : {TokenType::kU16, TokenType::kU32}) {
-    if (data.token_dtype == name_of(type)) return {std::move(file), 0, type, "data.token_dtype", vocab_size};
-  }
-  if (data.token_dtype.empty()) {
+// The type of a file without a header: what data.token_dtype says, or its sidecar.
+TokenArray open_headless(InputFile file, const std::string& token_dtype, const std::optional<Sidecar>& sidecar,
+                         int64_t vocab_size) {
+  const std::string path = file.path();
+  const std::string told = sidecar ? sidecar->dtype : "";
+  if (!token_dtype.empty() && !told.empty() && told != token_dtype) {
     throw Error(ErrorKind::kConfig,
-                format("data.token_dtype is missing: {} has no known header, and its type is never guessed", data.path),
+                format("data.token_dtype is {}, but {} says {}", token_dtype, sidecar->path, shown(told)),
+                "leave data.token_dtype out: the .json beside the tokens decides");
+  }
+  const std::string& dtype = told.empty() ? token_dtype : told;
+  if (dtype.empty()) {
+    throw Error(ErrorKind::kConfig,
+                format("data.token_dtype is missing: {} has no known header, and its type is never guessed", path),
                 "set data.token_dtype: uint16 or uint32 (nanoGPT files are uint16)");
   }
-  throw Error(ErrorKind::kConfig, format("data.token_dtype is {}, must be uint16 or uint32", data.token_dtype));
+  constexpr int64_t kLargestOfUint16 = 65536;
+  if (told.empty() && dtype == "uint16" && vocab_size > kLargestOfUint16) {
+    throw Error(ErrorKind::kConfig,
+                format("data.token_dtype is uint16, which holds ids below {}, but model.vocab_size is {}: if {} is "
+                       "uint32, each of its tokens would be read as two",
+                       kLargestOfUint16, vocab_size, path),
+                format("set data.token_dtype: uint32; if the file is uint16 indeed, say so in {}.json: "
+                       "{{\"dtype\": \"uint16\"}}, as tools/tokenise does",
+                       path));
+  }
+  for (const TokenType type : {TokenType::kU16, TokenType::kU32}) {
+    if (dtype != name_of(type)) continue;
+    return {std::move(file), 0, type, told.empty() ? "data.token_dtype" : sidecar->path, vocab_size};
+  }
+  throw Error(told.empty() ? ErrorKind::kConfig : ErrorKind::kData,
+              format("{} is {}, must be uint16 or uint32",
+                     told.empty() ? "data.token_dtype" : sidecar->path + ": dtype", shown(dtype)),
+              "convert the file to one of the two");
+}
+
+TokenArray open_tokens(const DataConfig& data, const std::optional<Sidecar>& sidecar, int64_t vocab_size) {
+  InputFile file(data.path, "check data.path");
+  const LlmcHeader* header = find_llmc_header(file);
+  TokenArray tokens = header != nullptr ? open_llmc(std::move(file), *header, data.token_dtype, vocab_size)
+                                        : open_headless(std::move(file), data.token_dtype, sidecar, vocab_size);
+  if (sidecar) check_sidecar(*sidecar, tokens, vocab_size);
+  return tokens;
 }
 
 Range tokens_of_split(const DataConfig& data, Split split, int64_t tokens) {
@@ -83,7 +114,8 @@ Range tokens_of_split(const DataConfig& data, Split split, int64_t tokens) {
 
 FlatTokens::FlatTokens(const DataConfig& data, const TokenRequest& request)
     : TokenSource(request.sequence_length),
-      tokens_(open_tokens(data, request.vocab_size)),
+      sidecar_(read_sidecar(data.path)),
+      tokens_(open_tokens(data, sidecar_, request.vocab_size)),
       split_(request.split),
       part_(tokens_of_split(data, request.split, tokens_.size())),
       samples_((part_.size() - 1) / request.sequence_length) {
@@ -96,6 +128,12 @@ FlatTokens::FlatTokens(const DataConfig& data, const TokenRequest& request)
               split_ == Split::kTrain ? "use more text, a shorter train.sequence_length or a smaller "
                                         "data.validation_fraction"
                                       : "raise data.validation_fraction, or use more text");
+}
+
+std::vector<InputPrint> FlatTokens::inputs() const {
+  std::vector<InputPrint> inputs = {tokens_.print()};
+  if (sidecar_) inputs.push_back(sidecar_->print);
+  return inputs;
 }
 
 std::string FlatTokens::describe() const {

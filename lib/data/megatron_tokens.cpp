@@ -6,14 +6,14 @@
 #include "data/megatron_split.h"
 
 namespace invar {
-namespace {
 
-// The path without the ending of one of the two files, unless their names have another one behind it.
-std::string prefix_of(const std::string& path) {
+std::string megatron_prefix(const std::string& path) {
   const bool has_ending = path.ends_with(".bin") || path.ends_with(".idx");
   std::error_code error;
   return has_ending && !std::filesystem::exists(path + ".idx", error) ? path.substr(0, path.size() - 4) : path;
 }
+
+namespace {
 
 TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int64_t vocab_size) {
   InputFile file(path, "check data.path");
@@ -42,10 +42,19 @@ KeptOrder open_order(const DataConfig& data, const std::string& prefix, const To
 MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& request)
     : TokenSource(request.sequence_length),
       split_(request.split),
-      index_(prefix_of(data.path) + ".idx"),
-      tokens_(open_tokens(prefix_of(data.path) + ".bin", index_, request.vocab_size)),
+      index_(megatron_prefix(data.path) + ".idx"),
+      tokens_(open_tokens(megatron_prefix(data.path) + ".bin", index_, request.vocab_size)),
+      sidecar_(read_sidecar(tokens_.path())),
       sequences_(split_sequences(data.split, request.split == Split::kTrain ? 0 : 1, index_.sequences())),
-      kept_(open_order(data, prefix_of(data.path), request, sequences_, index_.lengths().part(sequences_))) {}
+      kept_(open_order(data, megatron_prefix(data.path), request, sequences_, index_.lengths().part(sequences_))) {
+  if (sidecar_) check_sidecar(*sidecar_, tokens_, request.vocab_size);
+}
+
+std::vector<InputPrint> MegatronTokens::inputs() const {
+  std::vector<InputPrint> inputs = {tokens_.print(), index_.print()};
+  if (sidecar_) inputs.push_back(sidecar_->print);
+  return inputs;
+}
 
 std::string MegatronTokens::describe() const {
   return format("{}: {} tokens ({}) in {} documents; {} split is sequences [{}, {}), {} samples{}", tokens_.path(),

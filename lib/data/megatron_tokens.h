@@ -2,9 +2,13 @@
 
 #include "data/megatron_index.h"
 #include "data/order_cache.h"
+#include "data/sidecar.h"
 #include "data/token_source.h"
 
 namespace invar {
+
+// The path of a Megatron dataset without the ending of one of its two files, unless their names have one more.
+std::string megatron_prefix(const std::string& path);
 
 // A Megatron indexed dataset: PREFIX.bin and PREFIX.idx, with data.path = PREFIX, or one of the two files. Sample k is
 // what Megatron's GPTDataset with default options gives for index k at the same split, seed, sequence length and number
@@ -15,7 +19,7 @@ class MegatronTokens final : public TokenSource {
 
   int64_t samples() const override { return kept_.order.shuffle_index.size(); }
   std::string describe() const override;
-  std::vector<InputPrint> inputs() const override { return {tokens_.print(), index_.print()}; }
+  std::vector<InputPrint> inputs() const override;
 
  private:
   void fill(int64_t sample, std::span<int32_t> tokens) const override;
@@ -23,6 +27,7 @@ class MegatronTokens final : public TokenSource {
   Split split_;
   MegatronIndex index_;
   TokenArray tokens_;
+  std::optional<Sidecar> sidecar_;
   Range sequences_;  // of this split
   KeptOrder kept_;
 };

@@ -24,6 +24,7 @@ class TokenArray {
 
   const std::string& path() const { return file_.path(); }
   TokenType type() const { return type_; }
+  const std::string& source() const { return source_; }  // of the type
   int64_t size() const { return size_; }
   InputPrint print() const { return print_of(file_); }
 

@@ -45,7 +45,7 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
   geometry.micro_batch = config.train.micro_batch_size;
   geometry.own = groups.topology.samples_of(geometry.global_batch, groups.data_rank());
   geometry.first_sample = data.first_sample;
-  const DocumentRules documents{static_cast<int32_t>(eod_id(config)), config.data.eod_mask_loss,
+  const DocumentRules documents{static_cast<int32_t>(config.data.eod_id), config.data.eod_mask_loss,
                                 config.data.reset_at_eod};
   std::vector<Batch> batches(static_cast<size_t>(geometry.own.size() / geometry.micro_batch));
   for (size_t i = 0; i < batches.size(); ++i) {

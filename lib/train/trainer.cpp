@@ -11,6 +11,7 @@
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
+#include "data/document_end.h"
 #include "device/device.h"
 #include "device/memory.h"
 #include "models/model_flops.h"
@@ -161,6 +162,11 @@ Trainer::Trainer(const Config& config, const ProcessGroups& groups, const Stream
     weights_ = std::make_unique<HfWeights>(config.model.hf_path);
     check_hf_weights(config, groups.topology, groups.world->rank(), *weights_);
   }
+  if (groups.world->rank() == 0) {
+    document_warning_ =
+        warn_of_no_document_end(config.data, *train_source_, data_stream(*train_source_, config, Split::kTrain).sampler,
+                                start.samples, request.samples_wanted - start.samples);
+  }
   inputs_ = run_inputs(*train_source_, weights_ != nullptr ? config.model.hf_path : "", checkpoints_.path());
   const std::string& export_dir = config.checkpoint.export_dir;
   if (groups.world->rank() == 0 && !export_dir.empty()) prepare_hf_folder(export_dir, kExportKey, export_owner(config));
@@ -192,6 +198,7 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   if (const auto contract = run_contract(config_, stream_)) log.info("numerics contract " + contract->describe());
   log.info("memory of rank 0: " + describe_memory(memory));
   log.info("training data: " + train_source_->describe());
+  if (!document_warning_.empty()) log.warn(document_warning_);
   if (validation_source_ != nullptr) log.info("validation data: " + validation_source_->describe());
   if (weights_ != nullptr) {
     const std::string left_out = weights_->describe_left_out();

@@ -48,6 +48,7 @@ class Trainer {
   std::unique_ptr<HfWeights> weights_;              // null with other weights
   RunCheckpoints checkpoints_;
   std::vector<InputPrint> inputs_;
+  std::string document_warning_;
   StopControl& stop_;
   ReplicaWork* work_;
 };

@@ -7,8 +7,8 @@ import subprocess
 import time
 import unittest
 
-from invar_job import (ENVIRONMENT, FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, SMALL, VOCABULARY, JobTest, tamper,
-                       to_yaml, write_tokens)
+from invar_job import (ENVIRONMENT, FAILURE_SECONDS, INVAR, LAUNCH, REFERENCE, SMALL, VOCABULARY, JobTest, series,
+                       tamper, to_yaml, write_tokens)
 
 USAGE, DATA = 2, 3
 
@@ -187,6 +187,45 @@ class OtherInputs(JobTest):
                          f"optimizer.lr={rate}")
         self.check(SMALL, "run/checkpoints/step_00000003/index.",
                    overrides=["checkpoint.resume=run/checkpoints", "train.steps=5"])
+
+
+class DocumentEnds(JobTest):
+    """data.eod_id: auto, as tools/tokenise, a preset or nobody tells."""
+
+    END = 7
+
+    def train_on(self, name, *overrides, ranks=None):
+        outcome = self.succeed("train", "run.yaml", f"log.dir={name}", "data.reset_at_eod=true", *overrides,
+                               ranks=ranks)
+        return outcome, re.search(r"^  eod_id: (.*)$", (self.folder / name / "config.yaml").read_text(), re.M)[1]
+
+    def setUp(self):
+        super().setUp()
+        tokens = [self.END if i % 5 == 0 else i % VOCABULARY for i in range(4096)]
+        write_tokens(self.folder / "d.bin", tokens)
+        self.config(data={"kind": "tokens", "path": "d.bin", "token_dtype": "uint16"})
+
+    def test_beside_the_tokens(self):
+        self.write("d.bin.json", f'{{"dtype": "uint16", "eod_id": {self.END}}}')
+        outcome, eod_id = self.train_on("auto", ranks=2)
+        self.assertEqual(eod_id, str(self.END))
+        self.assertNotIn("no document ends", outcome.stdout + outcome.stderr)
+        self.train_on("explicit", f"data.eod_id={self.END}", ranks=2)
+        self.assertEqual(series(self.folder / "auto", "loss"), series(self.folder / "explicit", "loss"))
+        self.assertNotEqual(self.train("without", ranks=2), series(self.folder / "auto", "loss"))
+        self.fail_with(USAGE, "data.eod_id = 3, but d.bin.json says that documents end with token 7",
+                       arguments=["train", "run.yaml", "data.reset_at_eod=true", "data.eod_id=3"], ranks=2)
+
+    def test_nobody_tells(self):
+        self.fail_with(USAGE, "data.eod_mask_loss needs data.eod_id", "tools/tokenise",
+                       arguments=["train", "run.yaml", "data.eod_mask_loss=true"], ranks=2)
+
+    def test_no_document_ends(self):
+        for ranks in (None, 2):
+            outcome, _ = self.train_on(f"run_{ranks}", f"data.eod_id={VOCABULARY - 1}", "train.steps=3", ranks=ranks)
+            said = outcome.stdout + outcome.stderr
+            self.assertEqual(said.count(f"warning: no document ends (data.eod_id {VOCABULARY - 1}) in the first 192 "
+                                        "tokens"), 1, outcome)
 
 
 if __name__ == "__main__":

@@ -440,6 +440,8 @@ class Tokenise(JobTest):
         self.tokenise("flat")
         llmc = self.train_on("llmc", kind="tokens")
         self.assertEqual(self.train_on("flat", kind="tokens", token_dtype="uint16"), llmc)
+        self.succeed("train", "run.yaml", "data.token_dtype=''", "train.steps=1", ranks=2)  # flat.bin.json says it
+        (self.folder / "flat.bin.json").unlink()
         self.fail_with(USAGE, "data.token_dtype is missing", "flat.bin",
                        arguments=["train", "run.yaml", "data.token_dtype=''"], ranks=2)
 
@@ -452,6 +454,9 @@ class Tokenise(JobTest):
         self.tokenise("llmc")
         config = self.config(model={"vocab_size": 256}, data={"kind": "tokens", "path": "llmc.bin"},
                              train={"steps": 100, "sequence_length": 32, "global_batch_size": 8})
+        self.fail_with(DATA, "llmc.bin.json", "a vocabulary of 257, but model.vocab_size is 256",
+                       arguments=["train", config])
+        (self.folder / "llmc.bin.json").unlink()
         self.fail_with(DATA, "llmc.bin", "has id 256, outside the vocabulary [0, 256)", arguments=["train", config])
 
 

@@ -436,13 +436,10 @@ TEST_CASE("automatic values") {
   CHECK(data_degree(config, 8) == 4);
   CHECK(global_batch_size(config, 8) == 12);
   CHECK(decay_steps(config) == 100);
-  CHECK(eod_id(config) == 249);
   config.parallel.data = 2;
   config.train.global_batch_size = 24;
   config.schedule.decay_steps = 50;
-  config.data.eod_id = 0;
   CHECK(data_degree(config, 4) == 2);
   CHECK(global_batch_size(config, 4) == 24);
   CHECK(decay_steps(config) == 50);
-  CHECK(eod_id(config) == 0);
 }

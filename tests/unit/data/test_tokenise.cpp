@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "data/sidecar.h"
 #include "data/token_source.h"
 #include "data_files.h"
 #include "support/catch.h"
@@ -60,6 +61,12 @@ TEST_CASE("tokenise: bytes of files to an llm.c file") {
   data.kind = DataKind::kTokens;
   data.path = (folder / "out.bin").string();
   CHECK(first_sample(data, 6, 257) == kAbCde);
+  const auto sidecar = read_sidecar(data.path);
+  REQUIRE(sidecar.has_value());
+  CHECK(sidecar->dtype == "uint16");
+  CHECK(sidecar->vocab_size == 257);
+  CHECK(sidecar->eod_id == 256);
+  CHECK(sidecar->tokens == 7);
 }
 
 TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
@@ -69,6 +76,8 @@ TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
   INFO(flat.text);
   REQUIRE(flat.exit_code == 0);
   CHECK(contains(flat.text, "path: \"flat.bin\", token_dtype: uint16"));
+  CHECK(folder.read("flat.bin.json") ==
+        "{\"dtype\": \"uint16\", \"vocab_size\": 257, \"eod_id\": 256, \"tokens\": 7, \"documents\": 2}\n");
   CHECK(folder.read("flat.bin") == bytes_of(std::vector<uint16_t>(kAbCde.begin(), kAbCde.end())));
 
   const auto megatron = tokenise(folder, "in.jsonl --jsonl body --format megatron --output pair.bin");
@@ -76,6 +85,7 @@ TEST_CASE("tokenise: JSON lines to a flat file and to Megatron's pair") {
   REQUIRE(megatron.exit_code == 0);
   CHECK(contains(megatron.text, "data: {kind: megatron, path: \"pair\"}"));
   CHECK(folder.read("pair.bin") == folder.read("flat.bin"));
+  CHECK(folder.read("pair.bin.json") == folder.read("flat.bin.json"));
   CHECK(folder.read("pair.idx") == IndexBytes::of({3, 4}, 8, 2).bytes());
 
   DataConfig data;

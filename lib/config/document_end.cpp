@@ -1,0 +1,78 @@
+#include "config/document_end.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "core/json_object.h"
+
+namespace invar {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The vocabularies of the releases that presets name; those of a family have one.
+struct Vocabulary {
+  std::string_view family;
+  int64_t size;
+  int64_t document_end;
+  std::string_view name;
+};
+constexpr std::array kReleased = {Vocabulary{"qwen3", 151936, 151643, "<|endoftext|>"},
+                                  Vocabulary{"gemma4", 262144, 1, "<eos>"}};
+
+// As in tools/tokenise.
+constexpr std::array<std::string_view, 4> kNames = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"};
+
+std::optional<JsonObject> open_if_there(const fs::path& file) {
+  std::error_code error;
+  if (!fs::exists(file, error) && !error) return std::nullopt;
+  const JsonRules rules{.kind = ErrorKind::kConfig, .fix = "download the file again, or set data.eod_id"};
+  return JsonObject::open(file.string(), rules);
+}
+
+std::optional<int64_t> of_tokenizer(const JsonObject& tokenizer) {
+  std::array<std::optional<int64_t>, kNames.size()> found;
+  for (const JsonObject& token : tokenizer.objects("added_tokens")) {
+    const auto* const name = std::ranges::find(kNames, token.text("content", ""));
+    if (name != kNames.end()) found.at(static_cast<size_t>(name - kNames.begin())) = token.integer("id", -1);
+  }
+  const auto* const first = std::ranges::find_if(found, [](const auto& id) { return id.has_value(); });
+  return first == found.end() ? std::nullopt : *first;
+}
+
+// eos_token_id, unless there are several.
+std::optional<int64_t> of_config(const JsonObject& config) {
+  constexpr const char* kField = "eos_token_id";
+  if (config.is_list(kField)) {
+    const std::vector<int64_t> ids = config.integers(kField);
+    return ids.size() == 1 ? std::optional(ids.front()) : std::nullopt;
+  }
+  if (config.has(kField)) return config.integer(kField);
+  return config.is_object("text_config") ? of_config(config.object("text_config")) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<DocumentEnd> model_document_end(const ModelConfig& model) {
+  if (model.preset.empty() && model.hf_path.empty()) return std::nullopt;
+  for (const Vocabulary& known : kReleased) {
+    if (known.family == model.family && known.size == model.vocab_size) {
+      return DocumentEnd{known.document_end, format("the vocabulary of {}'s releases ({})", known.family, known.name)};
+    }
+  }
+  if (model.hf_path.empty()) return std::nullopt;
+  const std::array<std::pair<const char*, std::optional<int64_t> (*)(const JsonObject&)>, 3> files = {
+      {{"tokenizer.json", of_tokenizer}, {"config.json", of_config}, {"generation_config.json", of_config}}};
+  for (const auto& [name, read] : files) {
+    const fs::path path = fs::path(model.hf_path) / name;
+    const auto file = open_if_there(path);
+    const auto id = file ? read(*file) : std::nullopt;
+    if (id) return DocumentEnd{*id, path.string()};
+  }
+  return std::nullopt;
+}
+
+}  // namespace invar
