@@ -52,7 +52,7 @@ int inspect(const InspectArguments& arguments, MpiSession& session) {
   print_contract(info.config, !reader.has_moments());
   if (arguments.tensors) print_tensors(index);
   if (arguments.verify) {
-    reader.verify();
+    reader.verify(threads_per_rank(session.local_size()));
     print_line("verified: every checksum is right");
   }
   return 0;

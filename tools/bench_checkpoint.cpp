@@ -1,6 +1,7 @@
 // bench_checkpoint FOLDER [million parameters]: saves and loads the training state of a Qwen3 of that size (88, about
-// 1 GB of state, unless given) on one rank. Beside it what the machine does at best: the same bytes written and synced
-// in one piece, copied in memory, and read again.
+// 1 GB of state, unless given) on one rank with a thread per core. Beside it what the machine does at best: the same
+// bytes written and synced in one piece, copied in memory, and read in sequence. It loads five times in turn with the
+// floor, from the page cache and then from the disk, and prints the medians.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "checkpoint/checkpoint_saver.h"
 #include "comm/self_communicator.h"
@@ -70,8 +72,29 @@ void read_at_once(const fs::path& path, std::vector<float>& values) {
   ::close(file);
 }
 
+enum class Cache { kWarm, kCold };
+
+// Has the file in the page cache, or not at all.
+void prepare(const fs::path& path, Cache cache) {
+  const int file = ::open(path.c_str(), O_RDONLY);
+  if (cache == Cache::kCold) {
+    ::fsync(file);
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+  } else {
+    std::vector<char> block(1 << 20);
+    while (::read(file, block.data(), block.size()) > 0) {
+    }
+  }
+  ::close(file);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 void print(const char* what, double time, int64_t bytes) {
-  std::printf("%-44s %8.3f s %8.2f GB/s\n", what, time, static_cast<double>(bytes) / 1e9 / time);
+  std::printf("%-52s %8.3f s %8.2f GB/s\n", what, time, static_cast<double>(bytes) / 1e9 / time);
 }
 
 struct Bench {
@@ -96,6 +119,21 @@ struct Bench {
     if (async) result = saver.wait().value();
     return result;
   }
+
+  void load(Cache cache, std::vector<float>& floor, int64_t bytes) {
+    const fs::path checkpoint = find_checkpoint(folder);
+    std::vector<double> loads, floors;
+    for (int round = 0; round < 5; ++round) {
+      prepare(folder / "floor", cache);
+      floors.push_back(seconds([&] { read_at_once(folder / "floor", floor); }));
+      for (const fs::directory_entry& file : fs::directory_iterator(checkpoint)) prepare(file.path(), cache);
+      loads.push_back(seconds([&] { state.load(CheckpointReader(checkpoint)); }));
+    }
+    const char* from = cache == Cache::kWarm ? "page cache" : "disk";
+    print(format("load from the {}, every checksum verified", from).c_str(), median(loads), bytes);
+    print(format("  floor: one sequential read from the {}", from).c_str(), median(floors), bytes);
+    std::printf("  ratio %.2f\n", median(loads) / median(floors));
+  }
 };
 
 }  // namespace
@@ -109,7 +147,7 @@ int main(int argc, char** argv) {
   const Config config = model_of(argc > 2 ? std::atoll(argv[2]) : 88);
   const auto world = make_self_communicator();
   const ProcessGroups groups = make_process_groups(*world, Topology{});
-  const Stream stream(DeviceType::kCpu, 1);
+  const Stream stream(DeviceType::kCpu, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   TrainState state(config, groups, stream, measure_memory(config, Topology{}, 0));
   initialise(state.parameters(), stream, 1, 0.02);
   state.adopt_values();
@@ -134,9 +172,7 @@ int main(int argc, char** argv) {
   print("  floor: the bytes copied in memory", seconds([&] { std::copy(values.begin(), values.end(), copy.begin()); }),
         sync.bytes);
   print("asynchronous save: until it is complete", async.seconds, sync.bytes);
-  const CheckpointReader reader(find_checkpoint(folder));
-  print("load, every checksum verified", seconds([&] { state.load(reader); }), sync.bytes);
-  print("  floor: the bytes read in one piece", seconds([&] { read_at_once(folder / "floor", copy); }), sync.bytes);
+  for (const Cache cache : {Cache::kWarm, Cache::kCold}) bench.load(cache, copy, sync.bytes);
   fs::remove_all(folder);
   return 0;
 }

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "checkpoint/tiles.h"
+#include "core/error.h"
+#include "core/input_file.h"
 
 namespace invar {
 
@@ -13,10 +15,11 @@ class Hdf5Writer;
 
 // A checkpoint is a folder:
 //   shard_RRRRR.h5  what world rank R wrote; a rank without data writes none. Datasets are rectangles of logical
-//                   tensors, f32, named TENSOR@first row,first column
-//   index.h5        a virtual dataset per logical tensor, for h5py and other tools; the table by which invar reads the
-//                   shards itself, with their sizes and checksums; the attributes of CheckpointInfo
-//   index.crc32     size and CRC-32 of index.h5
+//                   tensors, f32, named TENSOR@first row,first column, each in one piece
+//   index.h5        for h5py and other tools: a virtual dataset per logical tensor, the attributes of CheckpointInfo
+//   index.bin       what invar reads in place of HDF5: all of CheckpointIndex, with a sum of its own (index_table.h)
+// Every byte of the first two is covered by a sum in the third. Format 1 had no index.bin: its tables were datasets of
+// index.h5, whose size and sum were in index.crc32, and no sum covered the descriptions in shards.
 
 // Where the run stands.
 struct CheckpointInfo {
@@ -39,18 +42,25 @@ struct StoredPiece {
   int rank = 0;
   Rectangle rectangle;
   Tiling tiling;
+  int64_t offset = 0;               // of its values in the rank's file, row-major
   std::vector<uint32_t> checksums;  // CRC-32 of each tile's values, row-major: strip by strip, left to right
+
+  int64_t bytes() const { return rectangle.elements() * static_cast<int64_t>(sizeof(float)); }
 };
 
 struct ShardFile {
   int rank = 0;
   int64_t bytes = 0;
+  uint32_t rest = 0;  // CRC-32 of the bytes that are no values, from first to last
 
   static std::string name_of(int rank) { return format("shard_{:05}.h5", rank); }
 };
 
 struct CheckpointIndex {
+  int64_t version = 2;  // of the format
   CheckpointInfo info;
+  int64_t hdf5_bytes = 0;            // of index.h5
+  uint32_t hdf5_sum = 0;             // CRC-32 of it
   std::vector<StateTensor> tensors;  // name and shape
   std::vector<ShardFile> files;
   std::vector<StoredPiece> pieces;
@@ -59,6 +69,9 @@ struct CheckpointIndex {
 };
 
 std::string dataset_name(const StateTensor& tensor, const Rectangle& rectangle);
+
+// CRC-32 of all bytes of the file outside of these ranges, which do not overlap.
+uint32_t sum_beside(const InputFile& file, std::vector<Range> values);
 
 struct WrittenShard {
   ShardFile file;
@@ -86,13 +99,22 @@ class ShardWriter {
 // All of a rank's runs; no file if there are none.
 WrittenShard write_shard(const std::filesystem::path& folder, int rank, const StatePart& part);
 
-// index.h5 and index.crc32. The pieces must cover every element of every tensor once.
-void write_index(const std::filesystem::path& folder, const CheckpointIndex& index);
+// index.h5 and index.bin, and with them the size and sum of index.h5. The pieces must cover every element of every
+// tensor once.
+void write_index(const std::filesystem::path& folder, CheckpointIndex index);
 
-// Error{kData} if the index is missing, damaged or of another version.
+// Of either format. Error{kData} if the index is missing, damaged, of another version, or says what cannot be.
 CheckpointIndex read_index(const std::filesystem::path& folder);
 
-// Error{kData} if a shard is missing or has another size.
-void check_shards(const std::filesystem::path& folder, const CheckpointIndex& index);
+// Error{kData} if it is missing or has another size.
+std::shared_ptr<const InputFile> open_shard(const std::filesystem::path& folder, const ShardFile& file);
+
+// Error{kData} if a shard is missing or has another size, or index.h5 is damaged.
+void check_files(const std::filesystem::path& folder, const CheckpointIndex& index);
+
+// Error{kind} that names `path` unless all that the index says fits together: shapes, rectangles that cover each tensor
+// once, tilings with their numbers of sums, places inside the files and apart from each other. Whatever is read by an
+// index that passed stays in bounds.
+void check_index(const CheckpointIndex& index, const std::string& path, ErrorKind kind = ErrorKind::kData);
 
 }  // namespace invar

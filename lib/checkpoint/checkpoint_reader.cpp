@@ -1,7 +1,9 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "checkpoint/checksum.h"
 #include "core/error.h"
@@ -12,32 +14,46 @@ namespace invar {
 namespace {
 
 constexpr size_t kOpenFiles = 16;
+constexpr int64_t kAtOnce = 1 << 16;  // elements: they stay in the cache from reading to summing and moving
+constexpr const char* kRecopy = "copy the checkpoint again, or resume from another one (checkpoint.resume)";
 
 bool is_moment(const std::string& tensor) {
   return tensor.starts_with("optimizer/");
 }
 
-// The values of an area inside a strip: where they lie, or, if only some of the columns are wanted, copied to `buffer`.
-std::span<const float> cut(std::span<const float> values, const Rectangle& strip, const Rectangle& area,
-                           std::vector<float>& buffer) {
-  const int64_t width = area.cols.size();
-  const int64_t first_row = area.rows.begin - strip.rows.begin;
-  if (width == strip.cols.size()) {
-    return values.subspan(static_cast<size_t>(first_row * width), static_cast<size_t>(area.elements()));
+// Calls body(item, buffer) for the items [0, n), taken in order by so many threads. Once one has failed the others end
+// after what they are at, and the error of the first item that failed is thrown.
+template <class Body>
+void for_each_item(size_t n, int threads, Body body) {
+  std::atomic<size_t> next = 0;
+  std::mutex failing;
+  size_t failed = n;
+  std::exception_ptr error;
+  const auto work = [&] {
+    std::vector<float> buffer;
+    for (size_t item = next++; item < n; item = next++) {
+      try {
+        body(item, buffer);
+      } catch (...) {
+        const std::lock_guard lock(failing);
+        if (item < failed) std::tie(failed, error) = std::pair(item, std::current_exception());
+        next = n;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (size_t i = 1; i < std::min(n, static_cast<size_t>(std::max(1, threads))); ++i) helpers.emplace_back(work);
+    work();
   }
-  buffer.resize(static_cast<size_t>(area.elements()));
-  for (int64_t row = 0; row < area.rows.size(); ++row) {
-    const auto from = values.begin() + (first_row + row) * strip.cols.size() + area.cols.begin - strip.cols.begin;
-    std::copy(from, from + width, buffer.begin() + row * width);
-  }
-  return buffer;
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& folder, Shards shards)
     : folder_(folder), index_(read_index(folder)), pieces_(index_.tensors.size()) {
-  if (shards == Shards::kCheck) check_shards(folder, index_);
+  if (shards == Shards::kCheck) check_files(folder, index_);
   for (size_t i = 0; i < index_.tensors.size(); ++i) tensors_[index_.tensors[i].name] = i;
   for (size_t i = 0; i < index_.pieces.size(); ++i) pieces_[index_.pieces[i].tensor].push_back(i);
 }
@@ -70,24 +86,33 @@ void CheckpointReader::require(const std::vector<StateTensor>& tensors) const {
   }
 }
 
-void CheckpointReader::read(const StatePart& part) const {
+void CheckpointReader::read(const StatePart& part, int threads) const {
   const bool moments = has_moments();
-  for (const StateExtent& extent : extents_of(part)) {
-    if (moments || !is_moment(extent.tensor().name)) read_extent(extent);
+  const std::vector<StateExtent> extents = extents_of(part);
+  std::vector<Strip> strips;
+  for (const StateExtent& extent : extents) {
+    if (moments || !is_moment(extent.tensor().name)) add_strips(extent, strips);
   }
+  read_strips(std::move(strips), threads);
 }
 
 void CheckpointReader::read_rows(const std::string& tensor, Range rows, std::span<float> out) const {
   const StateTensor& stored = index_.tensors[find(tensor)];
   INVAR_CHECK(std::ssize(out) == rows.size() * stored.cols(), "'{}': {} rows into {} elements", tensor, rows.size(),
               out.size());
-  if (!out.empty()) read_extent(StateExtent(stored, {{0, rows, out.data()}}));
+  if (out.empty()) return;
+  const StateExtent extent(stored, {{0, rows, out.data()}});
+  std::vector<Strip> strips;
+  add_strips(extent, strips);
+  read_strips(std::move(strips), 1);
 }
 
-void CheckpointReader::verify() const {
-  for (const StoredPiece& piece : index_.pieces) {
-    for_each_strip(piece, piece.rectangle, [](const Rectangle&, std::span<const float>) {});
-  }
+void CheckpointReader::verify(int threads) const {
+  std::vector<Strip> strips;
+  for (const StoredPiece& piece : index_.pieces) add_strips(piece, piece.rectangle, nullptr, strips);
+  check_files(folder_, index_);
+  check_beside_values();
+  read_strips(std::move(strips), threads);
 }
 
 size_t CheckpointReader::find(const std::string& tensor) const {
@@ -96,76 +121,123 @@ size_t CheckpointReader::find(const std::string& tensor) const {
   throw Error(ErrorKind::kData, format("{}: no tensor '{}'", folder_.string(), tensor), "invar inspect lists them");
 }
 
-const Hdf5Reader& CheckpointReader::shard(int rank) const {
+std::shared_ptr<const InputFile> CheckpointReader::shard(int rank) const {
+  const std::lock_guard lock(opening_);
   const auto found = std::find_if(open_.begin(), open_.end(), [=](const OpenFile& open) { return open.rank == rank; });
   if (found != open_.end()) {
     open_.splice(open_.begin(), open_, found);
-  } else {
-    open_.push_front({rank, std::make_unique<Hdf5Reader>(folder_ / ShardFile::name_of(rank))});
-    if (open_.size() > kOpenFiles) open_.pop_back();
+    return open_.front().file;
   }
-  return *open_.front().file;
+  const auto expected =
+      std::find_if(index_.files.begin(), index_.files.end(), [=](const ShardFile& file) { return file.rank == rank; });
+  open_.push_front({rank, open_shard(folder_, *expected)});
+  if (open_.size() > kOpenFiles) open_.pop_back();
+  return open_.front().file;
 }
 
-void CheckpointReader::read_extent(const StateExtent& extent) const {
-  const size_t tensor = find(extent.tensor().name);
-  std::vector<float> cut_values;
+void CheckpointReader::add_strips(const StateExtent& extent, std::vector<Strip>& strips) const {
   int64_t found = 0;
-  for (const size_t i : pieces_[tensor]) {
+  for (const size_t i : pieces_[find(extent.tensor().name)]) {
     const StoredPiece& piece = index_.pieces[i];
     const Rectangle wanted = intersect(piece.rectangle, extent.rectangle());
-    if (wanted.elements() == 0) continue;
-    for_each_strip(piece, wanted, [&](const Rectangle& strip, std::span<const float> tiles) {
-      const Rectangle area = intersect(strip, wanted);
-      extent.scatter(area, cut(tiles, strip, area, cut_values));
-      found += area.elements();
-    });
+    if (wanted.rows.empty() || wanted.cols.empty()) continue;
+    add_strips(piece, wanted, &extent, strips);
+    found += wanted.elements();
   }
-  if (found == extent.rectangle().elements()) return;
-  throw Error(ErrorKind::kData,
-              format("{}: '{}': {} of {} elements are in its shards", folder_.string(), extent.tensor().name, found,
-                     extent.rectangle().elements()),
-              "the index does not cover the tensor; resume from another checkpoint");
+  INVAR_CHECK(found == extent.rectangle().elements(), "'{}': {} of {} elements are in the checkpoint",
+              extent.tensor().name, found, extent.rectangle().elements());
 }
 
-template <class Use>
-void CheckpointReader::for_each_strip(const StoredPiece& piece, const Rectangle& area, Use use) const {
-  const Hdf5Reader& file = shard(piece.rank);
-  const std::string name = dataset_name(index_.tensors[piece.tensor], piece.rectangle);
-  const auto& [rows, cols] = piece.rectangle;
-  const auto on_tiles = [](Range wanted, Range whole, int64_t tile) {
-    return Range{whole.begin + (wanted.begin - whole.begin) / tile * tile,
-                 std::min(whole.end, whole.begin + round_up(wanted.end - whole.begin, tile))};
+// Those of the piece that cover `wanted`.
+void CheckpointReader::add_strips(const StoredPiece& piece, const Rectangle& wanted, const StateExtent* extent,
+                                  std::vector<Strip>& strips) {
+  const auto on_tiles = [](Range part, Range whole, int64_t tile) {
+    return Range{whole.begin + (part.begin - whole.begin) / tile * tile,
+                 std::min(whole.end, whole.begin + round_up(part.end - whole.begin, tile))};
   };
-  const Range wanted_rows = on_tiles(area.rows, rows, piece.tiling.rows);
-  const Range wanted_cols = on_tiles(area.cols, cols, piece.tiling.cols);
-  for (int64_t row = wanted_rows.begin; row < wanted_rows.end; row += piece.tiling.rows) {
-    const Rectangle strip{{row, std::min(row + piece.tiling.rows, wanted_rows.end)}, wanted_cols};
-    strip_.resize(static_cast<size_t>(strip.elements()));
-    file.read_rectangle(name, {strip.rows.begin - rows.begin, strip.rows.end - rows.begin},
-                        {strip.cols.begin - cols.begin, strip.cols.end - cols.begin}, strip_);
-    check_tiles(piece, strip, strip_);
-    use(strip, std::span<const float>(strip_));
+  const Range rows = on_tiles(wanted.rows, piece.rectangle.rows, piece.tiling.rows);
+  const Range cols = on_tiles(wanted.cols, piece.rectangle.cols, piece.tiling.cols);
+  for (int64_t row = rows.begin; row < rows.end; row += piece.tiling.rows) {
+    strips.push_back({&piece, {{row, std::min(row + piece.tiling.rows, rows.end)}, cols}, extent});
   }
 }
 
-void CheckpointReader::check_tiles(const StoredPiece& piece, const Rectangle& strip,
-                                   std::span<const float> values) const {
-  const auto& [rows, cols] = piece.rectangle;
-  const int64_t width = strip.cols.size();
+// File by file, from first to last byte.
+void CheckpointReader::read_strips(std::vector<Strip> strips, int threads) const {
+  std::stable_sort(strips.begin(), strips.end(), [](const Strip& a, const Strip& b) {
+    return std::pair(a.piece->rank, a.piece->offset) < std::pair(b.piece->rank, b.piece->offset);
+  });
+  for_each_item(strips.size(), threads, [&](size_t i, std::vector<float>& buffer) { read_strip(strips[i], buffer); });
+}
+
+void CheckpointReader::read_strip(const Strip& strip, std::vector<float>& buffer) const {
+  const StoredPiece& piece = *strip.piece;
+  const auto& [rows, cols] = strip.area;
+  const int64_t stored_cols = piece.rectangle.cols.size();
+  const auto file = shard(piece.rank);
+  const auto offset_of = [&](int64_t row, int64_t col) {
+    const int64_t element = (row - piece.rectangle.rows.begin) * stored_cols + col - piece.rectangle.cols.begin;
+    return piece.offset + element * static_cast<int64_t>(sizeof(float));
+  };
+  StripSums sums(cols.size(), piece.tiling.cols);
+  if (strip.extent != nullptr && sums.sums().size() == 1 && strip.extent->holds_rows_of(strip.area)) {
+    int64_t offset = offset_of(rows.begin, cols.begin);
+    for (const std::span<float> run : strip.extent->spans(rows)) {
+      for (size_t at = 0; at < run.size(); at += kAtOnce) {
+        const auto part = run.subspan(at, std::min<size_t>(kAtOnce, run.size() - at));
+        file->read_at(offset, part);
+        sums.add(part);
+        offset += static_cast<int64_t>(part.size_bytes());
+      }
+    }
+    return check_tiles(strip, sums);
+  }
+  const int64_t rows_at_once = std::max<int64_t>(1, kAtOnce / cols.size());
+  for (int64_t row = rows.begin; row < rows.end; row += rows_at_once) {
+    const Rectangle part{{row, std::min(row + rows_at_once, rows.end)}, cols};
+    buffer.resize(static_cast<size_t>(part.elements()));
+    const std::span<float> values(buffer);
+    const int64_t rows_together = cols.size() == stored_cols ? part.rows.size() : 1;  // they lie in one piece
+    for (int64_t r = part.rows.begin; r < part.rows.end; r += rows_together) {
+      file->read_at(offset_of(r, cols.begin), values.subspan(static_cast<size_t>((r - part.rows.begin) * cols.size()),
+                                                             static_cast<size_t>(rows_together * cols.size())));
+    }
+    sums.add(values);
+    if (strip.extent != nullptr) strip.extent->scatter(part, values);
+  }
+  check_tiles(strip, sums);
+}
+
+void CheckpointReader::check_tiles(const Strip& strip, const StripSums& sums) const {
+  const StoredPiece& piece = *strip.piece;
+  const auto& [rows, cols] = strip.area;
   const int64_t first =
-      (strip.rows.begin - rows.begin) / piece.tiling.rows * piece.tiling.tiles_across(piece.rectangle) +
-      (strip.cols.begin - cols.begin) / piece.tiling.cols;
-  for (int64_t col = 0, tile = first; col < width; col += piece.tiling.cols, ++tile) {
-    const Range tile_cols{col, std::min(col + piece.tiling.cols, width)};
-    if (tile_checksum(values, width, tile_cols) == piece.checksums[static_cast<size_t>(tile)]) continue;
-    throw Error(
-        ErrorKind::kData,
-        format("{}: tensor '{}', rows [{}, {}), columns [{}, {}): damaged, the checksum is not the one it was "
-               "written with",
-               (folder_ / ShardFile::name_of(piece.rank)).string(), index_.tensors[piece.tensor].name, strip.rows.begin,
-               strip.rows.end, strip.cols.begin + tile_cols.begin, strip.cols.begin + tile_cols.end),
-        "copy the checkpoint again, or resume from another one (checkpoint.resume)");
+      (rows.begin - piece.rectangle.rows.begin) / piece.tiling.rows * piece.tiling.tiles_across(piece.rectangle) +
+      (cols.begin - piece.rectangle.cols.begin) / piece.tiling.cols;
+  const auto found = std::mismatch(sums.sums().begin(), sums.sums().end(), piece.checksums.begin() + first).first;
+  if (found == sums.sums().end()) return;
+  const int64_t col = cols.begin + (found - sums.sums().begin()) * piece.tiling.cols;
+  throw Error(ErrorKind::kData,
+              format("{}: tensor '{}', rows [{}, {}), columns [{}, {}): damaged, the checksum is not the one it was "
+                     "written with",
+                     (folder_ / ShardFile::name_of(piece.rank)).string(), index_.tensors[piece.tensor].name, rows.begin,
+                     rows.end, col, std::min(col + piece.tiling.cols, cols.end)),
+              kRecopy);
+}
+
+// What shards hold for HDF5. Format 1 has no sums of it.
+void CheckpointReader::check_beside_values() const {
+  if (index_.version == 1) return;
+  std::map<int, std::vector<Range>> values;
+  for (const StoredPiece& piece : index_.pieces) {
+    values[piece.rank].push_back({piece.offset, piece.offset + piece.bytes()});
+  }
+  for (const ShardFile& file : index_.files) {
+    if (sum_beside(*shard(file.rank), std::move(values[file.rank])) == file.rest) continue;
+    throw Error(ErrorKind::kData,
+                format("{}: damaged outside of its values, the checksum is not the one it was written with",
+                       shard(file.rank)->path()),
+                kRecopy);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 
+#include "checkpoint/index_table.h"
 #include "core/error.h"
 
 namespace invar {
@@ -22,32 +23,6 @@ std::string failure_of(const std::function<void()>& action) {
   return "";
 }
 
-// A rank's pieces as numbers: bytes of its file, then tensor, rectangle, tiling and checksums of each.
-std::vector<int64_t> encode(const WrittenShard& shard) {
-  std::vector<int64_t> numbers = {shard.file.bytes};
-  for (const StoredPiece& piece : shard.pieces) {
-    const auto& [rows, cols] = piece.rectangle;
-    numbers.insert(numbers.end(), {static_cast<int64_t>(piece.tensor), rows.begin, rows.end, cols.begin, cols.end,
-                                   piece.tiling.rows, piece.tiling.cols});
-    numbers.insert(numbers.end(), piece.checksums.begin(), piece.checksums.end());
-  }
-  return numbers;
-}
-
-WrittenShard decode(int rank, const std::vector<int64_t>& numbers) {
-  WrittenShard shard{{rank, numbers.front()}, {}};
-  for (auto next = numbers.begin() + 1; next != numbers.end();) {
-    StoredPiece piece{
-        static_cast<size_t>(next[0]), rank, {{next[1], next[2]}, {next[3], next[4]}}, {next[5], next[6]}, {}};
-    next += 7;
-    const int64_t tiles = piece.tiling.count(piece.rectangle);
-    piece.checksums.assign(next, next + tiles);
-    next += tiles;
-    shard.pieces.push_back(std::move(piece));
-  }
-  return shard;
-}
-
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, const std::filesystem::path& folder,
@@ -61,7 +36,7 @@ std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, cons
   if (!flight_->failure.empty()) return previous;
   auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
                 state = options_.async && part.host_copy == nullptr ? host_copy(part) : part] {
-    Written written{{{rank, 0}, {}}, ""};
+    Written written{{{rank, 0, 0}, {}}, ""};
     written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
     return written;
   };
@@ -170,9 +145,11 @@ SaveResult CheckpointSaver::finish() {
 }
 
 CheckpointIndex CheckpointSaver::gather(const Flight& flight, const WrittenShard& shard) {
-  CheckpointIndex index{flight.info, flight.tensors, {}, {}};
+  CheckpointIndex index;
+  index.info = flight.info;
+  index.tensors = flight.tensors;
   if (world_.rank() != 0) {
-    std::vector<int64_t> numbers = encode(shard);
+    std::vector<int64_t> numbers = encode_shard(shard);
     std::vector<int64_t> size = {std::ssize(numbers)};
     world_.send(stream_, view_of(size), 0);
     world_.send(stream_, view_of(numbers), 0);
@@ -185,7 +162,7 @@ CheckpointIndex CheckpointSaver::gather(const Flight& flight, const WrittenShard
       world_.receive(stream_, view_of(size), rank);
       std::vector<int64_t> numbers(static_cast<size_t>(size[0]));
       world_.receive(stream_, view_of(numbers), rank);
-      other = decode(rank, numbers);
+      other = decode_shard(numbers);
     }
     if (other.pieces.empty()) continue;
     index.files.push_back(other.file);

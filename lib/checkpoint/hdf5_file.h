@@ -16,8 +16,8 @@ namespace invar {
 
 class PendingFile;
 
-// HDF5 files of plain datasets and attributes of the root. A "/" in a dataset's name makes groups. Any thread may use
-// its own files: the calls of the process happen one after another.
+// HDF5 files of plain datasets and attributes of the root. A "/" in a dataset's name makes groups. Any thread may write
+// its own files: the library's calls of the process happen one after another.
 
 struct Hdf5Info {
   DType dtype = DType::kF32;
@@ -67,8 +67,13 @@ class Hdf5Writer {
   void set_attribute(const std::string& name, int64_t value);
   void set_attribute(const std::string& name, double value);
 
+  // Where the rows of a dataset lie in the file, once some are written.
+  int64_t offset_of(const std::string& name);
+
   // Checks that as many rows were written as there are, syncs, and renames.
   void finish();
+  // The same, with the sum of all bytes behind them, which Hdf5Reader checks and other programs do not see.
+  void finish_with_sum();
 
  private:
   struct File;
@@ -79,6 +84,7 @@ class Hdf5Writer {
 
   void create(const std::string& name, DType dtype, std::span<const int64_t> shape,
               std::span<const Hdf5Source> sources);
+  void close();
 
   std::filesystem::path path_;
   std::unique_ptr<PendingFile> pending_;
@@ -86,10 +92,12 @@ class Hdf5Writer {
   std::map<std::string, Slot> slots_;
 };
 
-// Opens a file for reading. Whatever is wrong with it (missing, truncated, not HDF5, no such dataset, a range that
-// leaves it) throws Error{kData} that names file and dataset.
+// Reads a file without the HDF5 library (hdf5_structure.h says which files), so that damage ends in an Error and never
+// in the library. Whatever is wrong with it (missing, truncated, not HDF5, no such dataset, a range that leaves it)
+// throws Error{kData} that names file and dataset. Any number of threads may read.
 class Hdf5Reader {
  public:
+  // Reads all descriptions. If finish_with_sum() wrote the file, all of it is summed.
   explicit Hdf5Reader(const std::filesystem::path& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
@@ -98,18 +106,20 @@ class Hdf5Reader {
   std::vector<std::string> names() const;        // datasets of the root group, sorted
   bool contains(const std::string& name) const;  // of the root group
   Hdf5Info info(const std::string& name) const;
+  // Where the values lie in the file: all of them, in one piece.
+  int64_t offset_of(const std::string& name) const;
+  int64_t file_size() const;
 
   // Rows of the matrix view into out of exactly that size, converted to T: float, double, int32_t or int64_t. Integers
   // are read from integers only.
   template <class T>
   void read_rows(const std::string& name, Range rows, std::span<T> out) const;
-  // A rectangle of the matrix view of a dataset of one or two dims.
-  void read_rectangle(const std::string& name, Range rows, Range cols, std::span<float> out) const;
   std::vector<std::string> read_strings(const std::string& name) const;
   // The whole dataset.
   std::vector<float> read_f32(const std::string& name) const;
 
-  // Attributes of the root; nothing if there is none of that name, Error{kData} if it is of another type.
+  // Attributes of the root; nothing if there is none of that name, Error{kData} if it is of another type or not one
+  // value.
   std::optional<std::string> text_attribute(const std::string& name) const;
   std::optional<int64_t> integer_attribute(const std::string& name) const;
   std::optional<double> real_attribute(const std::string& name) const;
@@ -117,7 +127,6 @@ class Hdf5Reader {
  private:
   struct File;
 
-  std::filesystem::path path_;
   std::unique_ptr<File> file_;
 };
 

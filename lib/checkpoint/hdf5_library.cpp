@@ -38,19 +38,13 @@ std::string last_error() {
   return text.empty() ? "unknown HDF5 failure" : text;
 }
 
-[[noreturn]] void fail(ErrorKind kind, const std::filesystem::path& file, const std::string& name,
-                       const std::string& what, const std::string& hint, std::source_location where) {
-  throw Error(
-      kind,
-      name.empty() ? format("{}: {}", file.string(), what) : format("{}: dataset '{}': {}", file.string(), name, what),
-      hint, where);
-}
-
 [[noreturn]] void fail_writing(const std::filesystem::path& file, const std::string& name, const std::string& what,
                                const std::string& reason, std::source_location where) {
   const auto says = [&](int code) { return reason.find(std::strerror(code)) != std::string::npos; };
-  fail(ErrorKind::kFault, file, name, format("{}: {}", what, reason),
-       says(ENOSPC) || says(EDQUOT) ? "free some space or write to another disk" : "", where);
+  throw Error(ErrorKind::kFault,
+              name.empty() ? format("{}: {}: {}", file.string(), what, reason)
+                           : format("{}: dataset '{}': {}: {}", file.string(), name, what, reason),
+              says(ENOSPC) || says(EDQUOT) ? "free some space or write to another disk" : "", where);
 }
 
 PropertyId file_access() {
@@ -86,20 +80,6 @@ hid_t memory_type(DType dtype) {
     default:
       return H5T_NATIVE_INT64;
   }
-}
-
-std::optional<DType> dtype_of(hid_t type) {
-  const H5T_class_t kind = H5Tget_class(type);
-  const size_t bytes = H5Tget_size(type);
-  if (kind == H5T_FLOAT && bytes == 4) return DType::kF32;
-  if (kind == H5T_FLOAT && bytes == 8) return DType::kF64;
-  if (kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2 && bytes == 4) return DType::kI32;
-  if (kind == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2 && bytes == 8) return DType::kI64;
-  return std::nullopt;
-}
-
-bool is_integer(DType dtype) {
-  return dtype == DType::kI32 || dtype == DType::kI64;
 }
 
 TypeId text_type(size_t bytes) {
@@ -146,17 +126,3 @@ SpaceId selected(const std::vector<int64_t>& shape, const std::vector<hsize_t>& 
 }
 
 }  // namespace invar::hdf5
-
-namespace invar {
-
-int64_t Hdf5Info::rows() const {
-  int64_t rows = shape.empty() ? 1 : shape[0];
-  for (size_t d = 1; d + 1 < shape.size(); ++d) rows *= shape[d];
-  return rows;
-}
-
-int64_t Hdf5Info::cols() const {
-  return shape.size() < 2 ? 1 : shape.back();
-}
-
-}  // namespace invar

@@ -12,14 +12,13 @@
 #include "core/error.h"
 #include "core/unique_handle.h"
 
-// What hdf5_writer.cpp and hdf5_reader.cpp share; nothing else includes the library's header.
+// The HDF5 library as hdf5_writer.cpp uses it; nothing else includes its header.
 namespace invar::hdf5 {
 
 template <auto Close>
 using Id = UniqueHandle<hid_t, Close, hid_t{H5I_INVALID_HID}>;
 using FileId = Id<H5Fclose>;
 using DatasetId = Id<H5Dclose>;
-using ObjectId = Id<H5Oclose>;
 using SpaceId = Id<H5Sclose>;
 using TypeId = Id<H5Tclose>;
 using AttributeId = Id<H5Aclose>;
@@ -35,15 +34,10 @@ class Lock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-inline constexpr const char* kDamaged = "the file is damaged, was not copied whole, or is not an HDF5 file";
-
 // What the library says of its last failure, at the place where it came up. The next call, a close among them, forgets
 // it.
 std::string last_error();
 
-[[noreturn]] void fail(ErrorKind kind, const std::filesystem::path& file, const std::string& name,
-                       const std::string& what, const std::string& hint = "",
-                       std::source_location where = std::source_location::current());
 [[noreturn]] void fail_writing(const std::filesystem::path& file, const std::string& name, const std::string& what,
                                const std::string& reason = last_error(),
                                std::source_location where = std::source_location::current());
@@ -53,8 +47,6 @@ PropertyId file_access();
 
 hid_t file_type(DType dtype);
 hid_t memory_type(DType dtype);
-std::optional<DType> dtype_of(hid_t type);
-bool is_integer(DType dtype);
 // UTF-8 of exactly that many bytes, filled up with zeros; at least one.
 TypeId text_type(size_t bytes);
 

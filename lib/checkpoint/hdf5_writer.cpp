@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/hdf5_library.h"
+#include "checkpoint/hdf5_structure.h"
 #include "core/pending_file.h"
 #include "core/tensor.h"
 
@@ -164,15 +166,35 @@ void Hdf5Writer::set_attribute(const std::string& name, double value) {
   write_attribute(path_, file_->id, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &value);
 }
 
-void Hdf5Writer::finish() {
+int64_t Hdf5Writer::offset_of(const std::string& name) {
+  const Lock lock;
+  const DatasetId dataset(H5Dopen2(file_->id, name.c_str(), H5P_DEFAULT));
+  const haddr_t offset = dataset ? H5Dget_offset(dataset.get()) : HADDR_UNDEF;
+  INVAR_CHECK(offset != HADDR_UNDEF, "{}: '{}' has no place in the file", path_.string(), name);
+  return static_cast<int64_t>(offset);
+}
+
+void Hdf5Writer::close() {
   for (const auto& [name, slot] : slots_) {
     INVAR_CHECK(slot.rows_left == 0, "{}: '{}': {} rows of {} not written", path_.string(), name, slot.rows_left,
                 slot.info.rows());
   }
-  {
-    const Lock lock;
-    if (!file_->close()) fail_writing(path_, "", "cannot be written");
-  }
+  const Lock lock;
+  if (!file_->close()) fail_writing(path_, "", "cannot be written");
+}
+
+void Hdf5Writer::finish() {
+  close();
+  pending_->publish();
+}
+
+void Hdf5Writer::finish_with_sum() {
+  close();
+  const InputFile written(pending_->temporary().string(), "", ErrorKind::kFault);
+  std::string trailer(kSumText);
+  const uint32_t sum = crc32_of(written, {0, written.size()});
+  trailer.append(reinterpret_cast<const char*>(&sum), sizeof(sum));
+  pending_->write_at(std::as_bytes(std::span(trailer)), written.size());
   pending_->publish();
 }
 

@@ -11,6 +11,30 @@ namespace {
 // Columns that are stored as rows are moved a cache line's worth at a time.
 constexpr int64_t kUnitsTogether = 16;
 
+// to(c, r) = from(r, c) of a matrix of rows × cols, whose rows lie `from_stride` apart, those of `to` `to_stride`. A
+// square at a time, so that of each cache line all is read, and written, at once.
+void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to, int64_t to_stride) {
+  constexpr int64_t kSide = 16;
+  float square[kSide][kSide];
+  for (int64_t first_row = 0; first_row < rows; first_row += kSide) {
+    for (int64_t first_col = 0; first_col < cols; first_col += kSide) {
+      const float* source = from + first_row * from_stride + first_col;
+      float* target = to + first_col * to_stride + first_row;
+      const int64_t r_end = std::min(kSide, rows - first_row), c_end = std::min(kSide, cols - first_col);
+      if (r_end == kSide && c_end == kSide) {
+        for (int64_t r = 0; r < kSide; ++r) {
+          for (int64_t c = 0; c < kSide; ++c) square[c][r] = source[r * from_stride + c];
+        }
+        for (int64_t c = 0; c < kSide; ++c) std::copy_n(square[c], kSide, target + c * to_stride);
+        continue;
+      }
+      for (int64_t c = 0; c < c_end; ++c) {
+        for (int64_t r = 0; r < r_end; ++r) target[c * to_stride + r] = source[r * from_stride + c];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 StateExtent::StateExtent(const StateTensor& tensor, std::vector<StateRun> runs)
@@ -21,6 +45,17 @@ StateExtent::StateExtent(const StateTensor& tensor, std::vector<StateRun> runs)
   } else {
     rectangle_ = {units, {0, tensor.cols()}};
   }
+}
+
+std::vector<std::span<float>> StateExtent::spans(Range rows) const {
+  std::vector<std::span<float>> spans;
+  for (const StateRun& run : runs_) {
+    const Range part = intersect(run.rows, rows);
+    if (part.empty()) continue;
+    spans.emplace_back(run.values + (part.begin - run.rows.begin) * tensor_->cols(),
+                       static_cast<size_t>(part.size() * tensor_->cols()));
+  }
+  return spans;
 }
 
 // Calls copy(stored, at, count): `count` neighbours in storage and in the area, there from element `at` on.
@@ -53,27 +88,42 @@ void StateExtent::for_each_piece(const Rectangle& area, Copy copy) const {
   }
 }
 
-namespace {
-
-// Mostly one value, of a column.
-void copy_values(const float* from, int64_t count, float* to) {
-  if (count == 1) {
-    *to = *from;
-  } else {
-    std::copy(from, from + count, to);
+// Calls move(stored, at, units) for the runs of a tensor that is stored transposed, column by column: so many of them
+// from `stored` on are columns of the area from its element `at` on.
+template <class Move>
+void StateExtent::for_each_transposed(const Rectangle& area, Move move) const {
+  for (const StateRun& run : runs_) {
+    const Range units = intersect(run.rows, area.cols);
+    if (units.empty()) continue;
+    move(run.values + (units.begin - run.rows.begin) * tensor_->rows() + area.rows.begin, units.begin - area.cols.begin,
+         units.size());
   }
 }
 
-}  // namespace
-
 void StateExtent::gather(const Rectangle& area, std::span<float> out) const {
-  for_each_piece(area,
-                 [&](const float* stored, int64_t at, int64_t count) { copy_values(stored, count, out.data() + at); });
+  const int64_t width = area.cols.size();
+  if (tensor_->transposed && tensor_->column_block == 1) {
+    for_each_transposed(area, [&](const float* stored, int64_t at, int64_t units) {
+      transpose(stored, tensor_->rows(), units, area.rows.size(), out.data() + at, width);
+    });
+    return;
+  }
+  for_each_piece(area, [&](const float* stored, int64_t at, int64_t count) {
+    std::copy(stored, stored + count, out.data() + at);
+  });
 }
 
 void StateExtent::scatter(const Rectangle& area, std::span<const float> values) const {
-  for_each_piece(area,
-                 [&](float* stored, int64_t at, int64_t count) { copy_values(values.data() + at, count, stored); });
+  const int64_t width = area.cols.size();
+  if (tensor_->transposed && tensor_->column_block == 1) {
+    for_each_transposed(area, [&](float* stored, int64_t at, int64_t units) {
+      transpose(values.data() + at, width, area.rows.size(), units, stored, tensor_->rows());
+    });
+    return;
+  }
+  for_each_piece(area, [&](float* stored, int64_t at, int64_t count) {
+    std::copy(values.data() + at, values.data() + at + count, stored);
+  });
 }
 
 std::vector<StateExtent> extents_of(const StatePart& part) {

@@ -64,13 +64,22 @@ class StateExtent {
   size_t index() const { return runs_.front().tensor; }
   const Rectangle& rectangle() const { return rectangle_; }
 
-  // The part inside `area` from and to memory; area lies inside the rectangle.
+  // Whether memory has all of the area, row-major as a file has it: whole rows, in pieces.
+  bool holds_rows_of(const Rectangle& area) const {
+    return !tensor_->transposed && area.cols == rectangle_.cols && intersect(area.rows, rectangle_.rows) == area.rows;
+  }
+  // Where these rows lie then.
+  std::vector<std::span<float>> spans(Range rows) const;
+
+  // From and to memory what lies inside `area`, whose values are row-major; the area may reach beyond the rectangle.
   void gather(const Rectangle& area, std::span<float> out) const;
   void scatter(const Rectangle& area, std::span<const float> values) const;
 
  private:
   template <class Copy>
   void for_each_piece(const Rectangle& area, Copy copy) const;
+  template <class Move>
+  void for_each_transposed(const Rectangle& area, Move move) const;
 
   const StateTensor* tensor_;
   std::vector<StateRun> runs_;

@@ -95,7 +95,7 @@ std::filesystem::path StepDump::write(const TrainState& state, std::span<const B
   }
   write_activation(stream, kLogits, config_.model.vocab_size);
   write_gradients(state);
-  if (is_root()) file_->finish();
+  if (is_root()) file_->finish_with_sum();
   return path;
 }
 

@@ -126,7 +126,7 @@ void write_block_hashes(const std::filesystem::path& run_directory, int64_t step
       if (kind == 0) file.write<int64_t>("shape/" + tensor.name, dims, tensor.shape);
     }
   }
-  file.finish();
+  file.finish_with_sum();
 }
 
 }  // namespace invar

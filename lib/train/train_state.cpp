@@ -221,7 +221,7 @@ void TrainState::update(int64_t step, double lr, double gradient_scale) {
 void TrainState::load(const CheckpointReader& reader) {
   const StatePart part = own_part(Copies::kAll);
   reader.require(part.tensors);
-  reader.read(part);
+  reader.read(part, stream_.threads());
   upload(part);
   optimizer_.publish_masters(stream_);
   for (size_t b = 0; b < ownership_.buckets().size(); ++b) sync_.publish(b);

@@ -132,4 +132,8 @@ TEST_CASE("a dump says what it is of, and is the same bytes each time") {
   CHECK(reader.text_attribute("version").has_value());
   CHECK(reader.info("logits").shape == std::vector<int64_t>{4, 32, 250});  // without padding
   CHECK(reader.info("loss").dtype == DType::kF64);
+  std::string bytes = read_file(path);  // a value, far from all that HDF5 says of it
+  bytes[bytes.size() - 1000] = static_cast<char>(bytes[bytes.size() - 1000] ^ 1);
+  write_file(path, bytes);
+  require_error(ErrorKind::kData, {path.string(), "checksum"}, [&] { open_dump(path); });
 }

@@ -185,5 +185,10 @@ TEST_CASE("The hashes of blocks are written with the shapes of their tensors") {
         CHECK(shape == tensor.shape);
       }
     }
+    std::string bytes = folder.read("hash_step_00000003.h5");
+    bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+    folder.write("hash_step_00000003.h5", bytes);
+    require_error(ErrorKind::kData, {"hash_step_00000003.h5", "checksum"},
+                  [&] { Hdf5Reader damaged(folder / "hash_step_00000003.h5"); });
   });
 }
