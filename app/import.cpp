@@ -55,7 +55,7 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
     throw Error(ErrorKind::kConfig, format("{} holds checkpoints already", arguments.checkpoints), "name a new folder");
   }
   const RunDirectory::Lock lock = directory.lock();
-  directory.prepare(0);
+  if (const CleanUp clean_up = directory.prepare(0); !clean_up.done.empty()) print_line(clean_up.done);
   const std::filesystem::path pending = directory.pending_path_of(0);
 
   CheckpointIndex index;

@@ -109,11 +109,11 @@ struct Bench {
     CheckpointSaver saver(world, stream, folder, options);
     CheckpointInfo info;
     const StatePart part = state.own_part(TrainState::Copies::kOne);
-    saver.save(info, part);  // the copy's memory comes into being
+    saver.save(info, [&] { return part; });  // the copy's memory comes into being
     saver.wait();
     SaveResult result;
     stall = seconds([&] {
-      saver.save(info, part);
+      saver.save(info, [&] { return part; });
       if (!async) result = saver.wait().value();
     });
     if (async) result = saver.wait().value();

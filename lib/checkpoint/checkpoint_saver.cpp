@@ -1,7 +1,7 @@
 #include "checkpoint/checkpoint_saver.h"
 
 #include <chrono>
-#include <functional>
+#include <new>
 
 #include "checkpoint/index_table.h"
 #include "core/error.h"
@@ -17,10 +17,20 @@ std::string failure_of(const std::function<void()>& action) {
     action();
   } catch (const Error& error) {
     return error.hint().empty() ? error.what() : format("{} ({})", error.what(), error.hint());
+  } catch (const std::bad_alloc&) {
+    return "no memory left to write it";
   } catch (const std::exception& error) {
     return error.what();
   }
   return "";
+}
+
+void append(CleanUp& all, const CleanUp& more) {
+  const auto add = [](std::string& list, const std::string& item) {
+    if (!item.empty()) list += (list.empty() ? "" : "; ") + item;
+  };
+  add(all.done, more.done);
+  add(all.problems, more.problems);
 }
 
 }  // namespace
@@ -29,19 +39,36 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
                                  Options options)
     : world_(world), stream_(stream), directory_(folder), options_(options) {}
 
-std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const StatePart& part) {
+std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const std::function<StatePart()>& part) {
   std::optional<SaveResult> previous = wait();
-  const Clock::time_point start = Clock::now();
-  flight_ = Flight{info, part.tensors, start, begin(info.step), {}, 0, {}, {}};
-  if (!flight_->failure.empty()) return previous;
-  auto write = [folder = directory_.pending_path_of(info.step), rank = world_.rank(),
-                state = options_.async && part.host_copy == nullptr ? host_copy(part) : part] {
-    Written written{{{rank, 0, 0}, {}}, ""};
-    written.failure = failure_of([&] { written.shard = write_shard(folder, rank, state); });
-    return written;
-  };
-  flight_->shard = std::async(launch_policy(), std::move(write));
+  flight_.emplace();
+  flight_->info = info;
+  flight_->start = Clock::now();
+  flight_->failure = begin(info.step, flight_->clean_up);
+  if (flight_->failure.empty()) flight_->shard = begin_writing(info.step, part);
   return previous;
+}
+
+// A rank that fails here tells so when all ranks say how their writing went: the others need not wait for it now.
+std::future<CheckpointSaver::Written> CheckpointSaver::begin_writing(int64_t step,
+                                                                     const std::function<StatePart()>& part) {
+  std::future<Written> writing;
+  Written failed;
+  failed.failure = failure_of([&] {
+    StatePart state = part();
+    flight_->tensors = state.tensors;
+    if (options_.async && state.host_copy == nullptr) state = host_copy(state);
+    auto write = [folder = directory_.pending_path_of(step), rank = world_.rank(), mine = std::move(state)] {
+      Written written;
+      written.failure = failure_of([&] { written.shard = write_shard(folder, rank, mine); });
+      return written;
+    };
+    writing = std::async(launch_policy(), std::move(write));
+  });
+  if (failed.failure.empty()) return writing;
+  std::promise<Written> known;
+  known.set_value(std::move(failed));
+  return known.get_future();
 }
 
 std::optional<SaveResult> CheckpointSaver::poll() {
@@ -66,7 +93,7 @@ std::optional<SaveResult> CheckpointSaver::advance(Patience patience) {
     Completed completed;
     if (flight.completion.valid()) completed = flight.completion.get();
     flight.failure = agree(completed.failure);
-    flight.leftover = completed.leftover;
+    append(flight.clean_up, completed.clean_up);
   }
   return finish();
 }
@@ -83,10 +110,10 @@ bool CheckpointSaver::is_done(const std::future<T>& work, Patience patience) {
 }
 
 // The pending folder, empty, seen by every rank before it writes.
-std::string CheckpointSaver::begin(int64_t step) {
+std::string CheckpointSaver::begin(int64_t step, CleanUp& clean_up) {
   std::string failure;
   if (world_.rank() == 0) {
-    failure = failure_of([&] { directory_.prepare(step); });
+    failure = failure_of([&] { clean_up.done = directory_.prepare(step).done; });  // problems are told after the save
   }
   return agree(failure);
 }
@@ -100,7 +127,7 @@ StatePart CheckpointSaver::host_copy(const StatePart& part) {
     sizes.push_back(run.rows.size() * row);
     total += sizes.back();
   }
-  copy_.resize(static_cast<size_t>(total));
+  resize_copy(copy_, total);
   StatePart copied{part.tensors, part.runs, {}};
   float* next = copy_.data();
   for (size_t i = 0; i < part.runs.size(); ++i) {
@@ -124,9 +151,10 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
     });
     if (!completed.failure.empty()) return completed;
     const std::string trouble = failure_of([&] {
-      completed.leftover = directory.prune(all.info.step, options.keep, options.keep_every) + directory.clean_up();
+      append(completed.clean_up, directory.prune(all.info.step, options.keep, options.keep_every));
+      append(completed.clean_up, directory.clean_up());
     });
-    completed.leftover += trouble;
+    append(completed.clean_up, {"", trouble});
     return completed;
   };
   flight.completion = std::async(launch_policy(), std::move(complete));
@@ -135,12 +163,9 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
 SaveResult CheckpointSaver::finish() {
   SaveResult result{flight_->info.step, flight_->bytes,
                     std::chrono::duration<double>(Clock::now() - flight_->start).count(), flight_->failure,
-                    flight_->leftover};
+                    flight_->clean_up};
   flight_.reset();
-  if (!result.failure.empty() && world_.rank() == 0) {
-    std::error_code ignored;  // the failure itself is what matters
-    std::filesystem::remove_all(directory_.pending_path_of(result.step), ignored);
-  }
+  if (!result.failure.empty() && world_.rank() == 0) directory_.discard(result.step);
   return result;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
@@ -16,9 +17,9 @@ namespace invar {
 struct SaveResult {
   int64_t step = 0;
   int64_t bytes = 0;
-  double seconds = 0;    // from save() to the end
-  std::string failure;   // empty: the checkpoint is complete, and `latest` names it
-  std::string leftover;  // old ones that could not be removed; known to rank 0 alone
+  double seconds = 0;   // from save() to the end
+  std::string failure;  // empty: the checkpoint is complete, and `latest` names it
+  CleanUp clean_up;     // of older ones; known to rank 0 alone
 };
 
 // Saves the state of all ranks into a run's folder of checkpoints: every rank its shard, rank 0 the index, then rename,
@@ -34,8 +35,9 @@ class CheckpointSaver {
 
   CheckpointSaver(Communicator& world, const Stream& stream, const std::filesystem::path& folder, Options options);
 
-  // Waits for a save in flight, whose result it returns; then begins this one. part is copied if async.
-  std::optional<SaveResult> save(const CheckpointInfo& info, const StatePart& part);
+  // Waits for a save in flight, whose result it returns; then begins this one. part() gives what this rank has; it is
+  // copied if async. A rank that cannot give or copy it, for want of memory, makes this save fail on all.
+  std::optional<SaveResult> save(const CheckpointInfo& info, const std::function<StatePart()>& part);
   // The result of the save in flight once all ranks have written, else nothing. Communicates only if one is in flight.
   std::optional<SaveResult> poll();
   // The same, waiting.
@@ -49,14 +51,14 @@ class CheckpointSaver {
   };
   struct Completed {
     std::string failure;
-    std::string leftover;
+    CleanUp clean_up;
   };
   struct Flight {
     CheckpointInfo info;
     std::vector<StateTensor> tensors;
     std::chrono::steady_clock::time_point start;
     std::string failure;  // which all ranks know of
-    std::string leftover;
+    CleanUp clean_up;
     int64_t bytes = 0;
     std::future<Written> shard;         // while it is not yet known to be written everywhere
     std::future<Completed> completion;  // after that, of rank 0: index, rename, `latest`
@@ -65,7 +67,8 @@ class CheckpointSaver {
 
   std::launch launch_policy() const { return options_.async ? std::launch::async : std::launch::deferred; }
   StatePart host_copy(const StatePart& part);
-  std::string begin(int64_t step);
+  std::string begin(int64_t step, CleanUp& clean_up);
+  std::future<Written> begin_writing(int64_t step, const std::function<StatePart()>& part);
   std::optional<SaveResult> advance(Patience patience);
   template <class T>
   bool is_done(const std::future<T>& work, Patience patience);

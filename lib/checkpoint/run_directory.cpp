@@ -7,12 +7,14 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
+#include "checkpoint/checkpoint_index.h"
 #include "core/error.h"
 #include "core/pending_file.h"
+#include "core/shown.h"
 
 namespace invar {
 
@@ -24,6 +26,7 @@ constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kPending = ".tmp";
 constexpr std::string_view kOld = ".old";
 constexpr const char* kLatest = "latest";
+constexpr int64_t kLongestLatest = 4096;  // bytes
 constexpr const char* kLock = "lock";
 
 std::string name_of(int64_t step) {
@@ -62,26 +65,88 @@ void write_latest(const fs::path& folder, const std::string& name) {
   file.publish();
 }
 
-bool is_complete(const fs::path& path) {
+constexpr const char* kUnreadable = "make it readable again; to begin anew, use another checkpoint.dir";
+
+// Whether there is something at the path. A file system that does not answer says nothing, and neither does a link to
+// nothing: what it leads to may come back.
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status)) return true;
   std::error_code ignored;
-  return fs::exists(path / kIndexFile, ignored);
+  if (status.type() != fs::file_type::not_found) {
+    throw Error(ErrorKind::kData, format("{}: cannot be looked at: {}", path.string(), error.message()), kUnreadable);
+  }
+  if (fs::is_symlink(fs::symlink_status(path, ignored))) {
+    throw Error(ErrorKind::kData, format("{}: is a link to what is not there", path.string()), kUnreadable);
+  }
+  return false;
 }
 
-// Surely not one; a file system that does not answer says nothing.
-bool is_incomplete(const fs::path& path) {
+bool is_complete(const fs::path& path) {
+  return is_there(path) && is_there(path / kIndexFile);
+}
+
+// The entries of a folder; none if there is no folder.
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
   std::error_code error;
-  return !fs::exists(path / kIndexFile, error) && !error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    entries.push_back(entry->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+    throw Error(ErrorKind::kData, format("{}: cannot be read: {}", folder.string(), error.message()), kUnreadable);
+  }
+  return entries;
 }
 
 fs::path aside(const fs::path& path) {
   return path.string() + std::string(kOld);
 }
 
-// What could not be removed, for a person.
-void remove_quietly(const fs::path& path, std::string& problems) {
+// Names of files in a checkpoint, of any format and while they are written.
+bool is_own_file(const fs::path& path) {
+  std::string name = path.filename().string();
+  if (name.ends_with(kPending)) name.resize(name.size() - kPending.size());
+  if (name == kIndexFile || name == "index.bin" || name == "index.crc32") return true;
+  int rank = 0;
+  return std::sscanf(name.c_str(), "shard_%d", &rank) == 1 && name == ShardFile::name_of(rank);
+}
+
+void add(std::string& list, const std::string& item) {
+  list += (list.empty() ? "" : "; ") + item;
+}
+
+// What keeps a checkpoint, whole or not, from being removed: anything in it that invar did not write.
+std::optional<std::string> obstacle_in(const fs::path& path) {
   std::error_code error;
-  fs::remove_all(path, error);
-  if (error) problems += format("{}{}: {}", problems.empty() ? "" : "; ", path.string(), error.message());
+  if (fs::is_symlink(fs::symlink_status(path, error)))
+    return std::nullopt;  // of one kept elsewhere the link alone goes
+  for (const fs::path& file : entries_of(path)) {
+    if (is_own_file(file) && fs::symlink_status(file, error).type() == fs::file_type::regular) continue;
+    return format("{} stays: {} in it is not of invar's writing", path.string(), shown(file.filename().string()));
+  }
+  return std::nullopt;
+}
+
+// Removes a checkpoint, whole or not, that is known by this name.
+void remove_folder(const fs::path& path, const std::string& name, CleanUp& result) {
+  if (const auto obstacle = obstacle_in(path)) return add(result.problems, *obstacle);
+  if (!fs::is_symlink(fs::symlink_status(path))) {
+    for (const fs::path& file : entries_of(path)) fs::remove(file);
+  }
+  fs::remove(path);
+  add(result.done, "removed " + name);
+}
+
+// Whatever fails is told, and the rest goes on.
+template <class Action>
+void attempt_quietly(CleanUp& result, Action action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    add(result.problems, error.what());
+  }
 }
 
 }  // namespace
@@ -96,23 +161,23 @@ fs::path RunDirectory::pending_path_of(int64_t step) const {
 
 std::vector<int64_t> RunDirectory::steps() const {
   std::vector<int64_t> steps;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder_, error), end; !error && entry != end; entry.increment(error)) {
-    const std::optional<int64_t> step = step_of(entry->path().filename().string());
-    if (step && is_complete(entry->path())) steps.push_back(*step);
+  for (const fs::path& path : entries_of(folder_)) {
+    const std::optional<int64_t> step = step_of(path.filename().string());
+    if (step && is_complete(path)) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
 }
 
 std::optional<fs::path> RunDirectory::latest() const {
-  std::string name;
-  if (std::ifstream(folder_ / kLatest) >> name) {
+  const fs::path file = folder_ / kLatest;
+  if (is_there(file)) {
+    const std::string text = read_text_file(file.string(), kLongestLatest, kUnreadable);
+    const std::string name = text.substr(0, text.find_first_of(" \t\r\n"));
     const fs::path path = folder_ / name;
     if (step_of(name) && is_complete(path)) return path;
     if (step_of(name) && is_complete(aside(path))) return aside(path);  // killed while another took its place
-    throw Error(ErrorKind::kData,
-                format("{}: names {}, which is no checkpoint here", (folder_ / kLatest).string(), name),
+    throw Error(ErrorKind::kData, format("{}: names {}, which is no checkpoint here", file.string(), shown(name)),
                 "write the name of another checkpoint into it, or remove it to take the newest one");
   }
   const std::vector<int64_t> complete = steps();
@@ -120,13 +185,18 @@ std::optional<fs::path> RunDirectory::latest() const {
   return path_of(complete.back());
 }
 
-void RunDirectory::prepare(int64_t step) const {
+CleanUp RunDirectory::prepare(int64_t step) const {
+  const fs::path pending = pending_path_of(step);
+  CleanUp result;
   attempt(folder_, "cannot be made ready for checkpoints", [&] {
     fs::create_directories(folder_);
-    (void)clean_up();  // what cannot be removed takes space, no more
-    fs::remove_all(pending_path_of(step));
-    fs::create_directory(pending_path_of(step));
+    result = clean_up();
+    if (fs::exists(fs::symlink_status(pending))) {
+      throw Error(ErrorKind::kFault, result.problems, "move it to another place");
+    }
+    fs::create_directory(pending);
   });
+  return result;
 }
 
 void RunDirectory::publish(int64_t step) const {
@@ -139,41 +209,44 @@ void RunDirectory::publish(int64_t step) const {
   write_latest(folder_, name_of(step));
 }
 
-std::string RunDirectory::clean_up() const {
-  std::string problems;
-  std::error_code error;
-  std::vector<fs::path> entries;
-  for (fs::directory_iterator entry(folder_, error), end; !error && entry != end; entry.increment(error)) {
-    entries.push_back(entry->path());
-  }
-  for (const fs::path& path : entries) {
-    const std::string name = path.filename().string();
-    const std::optional<int64_t> old = step_of_left_over(name, kOld);
-    if (old && is_complete(path) && is_incomplete(path_of(*old))) {
-      fs::rename(path, path_of(*old), error);  // killed before the new one was in its place
-    } else if ((old && (is_complete(path_of(*old)) || is_incomplete(path))) || step_of_left_over(name, kPending) ||
-               (step_of(name) && is_incomplete(path))) {
-      remove_quietly(path, problems);
-    }
-  }
-  return problems;
+void RunDirectory::discard(int64_t step) const {
+  CleanUp ignored;  // the failure itself is what matters
+  attempt_quietly(ignored, [&] { remove_folder(pending_path_of(step), "", ignored); });
 }
 
-std::string RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) const {
+CleanUp RunDirectory::clean_up() const {
+  CleanUp result;
+  for (const fs::path& path : entries_of(folder_)) {
+    const std::string name = path.filename().string();
+    attempt_quietly(result, [&] {
+      const std::optional<int64_t> old = step_of_left_over(name, kOld);
+      if (old && is_complete(path) && !is_there(path_of(*old))) {
+        fs::rename(path, path_of(*old));  // killed before the new one was in its place
+        add(result.done, format("put {} back", path_of(*old).filename().string()));
+      } else if ((old && (is_complete(path_of(*old)) || !is_complete(path))) || step_of_left_over(name, kPending)) {
+        remove_folder(path, name, result);
+      }
+    });
+  }
+  return result;
+}
+
+CleanUp RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) const {
   std::vector<int64_t> complete = steps();
   std::erase_if(complete, [=](int64_t other) { return other > step; });
   const std::optional<fs::path> named = latest();
-  std::string problems;
+  CleanUp result;
   const auto removable = std::ssize(complete) - keep;
   for (int64_t i = 0; i < removable; ++i) {
     const int64_t old = complete[static_cast<size_t>(i)];
     if ((keep_every > 0 && old % keep_every == 0) || path_of(old) == named) continue;
-    // Its index first, so that no part of it can be taken for a checkpoint. A link is all that goes of one kept
-    // elsewhere.
-    if (!fs::is_symlink(path_of(old))) remove_quietly(path_of(old) / kIndexFile, problems);
-    if (problems.empty()) remove_quietly(path_of(old), problems);
+    attempt_quietly(result, [&] {
+      if (const auto obstacle = obstacle_in(path_of(old))) return add(result.problems, *obstacle);
+      fs::rename(path_of(old), pending_path_of(old));  // so that no part of it can be taken for a checkpoint
+      remove_folder(pending_path_of(old), name_of(old), result);
+    });
   }
-  return problems;
+  return result;
 }
 
 RunDirectory::Lock RunDirectory::lock(std::chrono::milliseconds patience) const {

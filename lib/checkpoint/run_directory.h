@@ -16,8 +16,18 @@ namespace invar {
 // Of a checkpoint; a folder that has one is complete.
 inline constexpr const char* kIndexFile = "index.h5";
 
+// What was done to the folders of a run's checkpoints beside saving one, for a person; mostly nothing.
+struct CleanUp {
+  std::string done;      // "removed step_00000100, ..."
+  std::string problems;  // what could not be removed, and why
+};
+
 // The folder of a run's checkpoints: step_00000100/, step_00000200/, ... and `latest`, a text file with the name of
-// one. A folder of that name is complete: it is written as step_00000100.tmp and renamed when all of it is on disk.
+// one. A folder of that name is complete: it is written as step_00000100.tmp and renamed when all of it is on disk, and
+// renamed back before it is removed. So one without an index is not of invar's making, perhaps a checkpoint that is
+// just being copied in, and stays. Nor is a folder removed that holds anything but files that invar writes.
+//
+// What cannot be read does not count as missing: Error{kData} with the system's reason.
 class RunDirectory {
  public:
   explicit RunDirectory(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -31,17 +41,18 @@ class RunDirectory {
   // there.
   std::optional<std::filesystem::path> latest() const;
 
-  // An empty pending folder for a step. System errors throw Error{kFault}.
-  void prepare(int64_t step) const;
+  // An empty pending folder for a step, after clean_up(). System errors throw Error{kFault}.
+  CleanUp prepare(int64_t step) const;
   // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it. System errors throw
   // Error{kFault}.
   void publish(int64_t step) const;
-  // Removes what interrupted saves left, and puts back what one had moved aside. What could not be removed, for a
-  // person.
-  std::string clean_up() const;
+  // Removes the pending folder of a step whose save failed.
+  void discard(int64_t step) const;
+  // Removes what interrupted saves left, and puts back what one had moved aside.
+  CleanUp clean_up() const;
   // Of the checkpoints up to `step` removes all but the newest `keep`, the multiples of keep_every (0: none) and what
-  // `latest` names. Later ones are of a run that went on from here before; they stay. The same return.
-  std::string prune(int64_t step, int64_t keep, int64_t keep_every) const;
+  // `latest` names. Later ones are of a run that went on from here before; they stay.
+  CleanUp prune(int64_t step, int64_t keep, int64_t keep_every) const;
 
   // Held as long as it lives, however the process ends. Error{kConfig} if another process holds it for that long: the
   // ranks of a killed job take some seconds to end. On a file system without locks it holds nobody off. Creates the

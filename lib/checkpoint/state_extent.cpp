@@ -1,6 +1,7 @@
 #include "checkpoint/state_extent.h"
 
 #include <algorithm>
+#include <new>
 
 #include "core/error.h"
 #include "core/integer.h"
@@ -36,6 +37,18 @@ void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t col
 }
 
 }  // namespace
+
+void resize_copy(std::vector<float>& copy, int64_t elements) {
+  try {
+    copy.resize(static_cast<size_t>(elements));
+  } catch (const std::bad_alloc&) {
+    const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
+    throw Error(ErrorKind::kFault,
+                format("no memory for a copy of this rank's state: {} bytes ({:.1f} GiB) beside the state itself",
+                       bytes, static_cast<double>(bytes) / (1 << 30)),
+                "use more ranks, or a host with more memory; on CPUs checkpoint.async: false needs no copy");
+  }
+}
 
 StateExtent::StateExtent(const StateTensor& tensor, std::vector<StateRun> runs)
     : tensor_(&tensor), runs_(std::move(runs)) {

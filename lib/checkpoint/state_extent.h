@@ -42,6 +42,9 @@ struct StatePart {
   std::shared_ptr<std::vector<float>> host_copy{};  // what the runs point into, if not the state itself
 };
 
+// Room for a copy of a state. Error{kFault} says how much was wanted if there is no memory for it.
+void resize_copy(std::vector<float>& copy, int64_t elements);
+
 // A rectangle of a logical tensor, row-major: the form in which tensors lie in files.
 struct Rectangle {
   Range rows;

@@ -138,7 +138,7 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
 
 void RunCheckpoints::begin_save(const TrainState& state, const Progress& progress, Log& log) {
   wait(log);  // the last one's copy of the state goes before there is another
-  report(saver_->save(info(progress), state.own_part(TrainState::Copies::kOne)), log);
+  report(saver_->save(info(progress), [&] { return state.own_part(TrainState::Copies::kOne); }), log);
   if (!config_.checkpoint.async) wait(log);
 }
 
@@ -193,11 +193,12 @@ bool RunCheckpoints::wait_until_saved(int64_t step, Log& log) {
 
 void RunCheckpoints::report(const std::optional<SaveResult>& result, Log& log) {
   if (!result) return;
+  if (!result->clean_up.done.empty()) log.info("old checkpoints: " + result->clean_up.done);
   if (result->failure.empty()) {
     saved_step_ = result->step;
     log.info(format("saved step {}: {:.1f} MiB in {:.1f} s", result->step,
                     static_cast<double>(result->bytes) / (1 << 20), result->seconds));
-    if (!result->leftover.empty()) log.warn("old checkpoints could not be removed: " + result->leftover);
+    if (!result->clean_up.problems.empty()) log.warn("old checkpoints: " + result->clean_up.problems);
     return;
   }
   const std::string message =

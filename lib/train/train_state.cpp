@@ -86,7 +86,8 @@ struct HostState {
     int64_t total = 0;
     for (const AdamW::OwnState& own : owned) total += 3 * own.elements.size();
     if (stream.device() == DeviceType::kCuda) {
-      values = std::make_shared<std::vector<float>>(static_cast<size_t>(total));
+      values = std::make_shared<std::vector<float>>();
+      resize_copy(*values, total);
     }
     float* next = values != nullptr ? values->data() : nullptr;
     const auto in_host = [&](const Tensor& tensor) {

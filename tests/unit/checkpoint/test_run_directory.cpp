@@ -51,24 +51,105 @@ TEST_CASE("Without `latest` the newest complete checkpoint counts; a name that i
   require_error(ErrorKind::kData, {"latest", "elsewhere"}, [&] { directory.latest(); });
 }
 
-TEST_CASE("What an interrupted save left is no checkpoint, and the next save removes it") {
+TEST_CASE("What an interrupted save left is no checkpoint, and the next save removes it and says so") {
   const TemporaryFolder folder;
   const RunDirectory directory(folder.path());
   save(directory, 1);
   write_pending(directory, 2);
+  for (const char* name : {"shard_00000.h5", "shard_123456.h5.tmp", "index.bin", "index.crc32"}) {
+    folder.write(format("step_00000002.tmp/{}", name), "whole or not");
+  }
   fs::create_directories(folder / "step_00000003.old");
-  folder.write("step_00000005/shard_00000.h5", "a removal that was interrupted");
   folder.write("notes.tmp", "not ours");
   folder.write("step_7/index.h5", "not ours");
+  folder.write("step_7.tmp/index.h5", "not ours");
   CHECK(directory.steps() == std::vector<int64_t>{1});
-  directory.prepare(9);
+  const CleanUp clean_up = directory.prepare(9);
+  CHECK(contains(clean_up.done, "removed step_00000002.tmp"));
+  CHECK(contains(clean_up.done, "removed step_00000003.old"));
+  CHECK(clean_up.problems.empty());
   CHECK(!fs::exists(directory.pending_path_of(2)));
   CHECK(!fs::exists(folder / "step_00000003.old"));
-  CHECK(!fs::exists(folder / "step_00000005"));
   CHECK(fs::is_empty(directory.pending_path_of(9)));
   CHECK(fs::exists(folder / "notes.tmp"));
   CHECK(fs::exists(folder / "step_7"));
+  CHECK(fs::exists(folder / "step_7.tmp"));
   CHECK(fs::exists(directory.path_of(1)));
+}
+
+TEST_CASE("A folder without an index stays, such as a checkpoint that is just being copied in") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  save(directory, 10);
+  folder.write("step_00000005/shard_00000.h5", "its index comes later");
+  folder.write("step_00000020/results.csv", "a person's work");
+  CHECK(directory.steps() == std::vector<int64_t>{10});
+  CHECK(directory.clean_up().done.empty());
+  save(directory, 30);
+  CHECK(directory.prune(30, 1, 0).done == "removed step_00000010");
+  CHECK(directory.clean_up().done.empty());
+  CHECK(folder.read("step_00000005/shard_00000.h5") == "its index comes later");
+  CHECK(folder.read("step_00000020/results.csv") == "a person's work");
+  folder.write("step_00000005/index.h5", "now it is whole");
+  CHECK(directory.steps() == std::vector<int64_t>{5, 30});
+}
+
+TEST_CASE("Nothing is removed that holds anything but invar's own files") {
+  for (const char* name : {"results.csv", "shard_1.h5", "shard_00001.h5.old", "index.h5.bak", "more/index.h5"}) {
+    INFO(name);
+    const TemporaryFolder folder;
+    const RunDirectory directory(folder.path());
+    for (const char* kept : {"step_00000001", "step_00000002.tmp", "step_00000003.old"}) {
+      folder.write(format("{}/index.h5", kept), "index");
+      folder.write(format("{}/{}", kept, name), "a person's work");
+    }
+    fs::create_directory(directory.path_of(3));
+    folder.write("step_00000003/index.h5", "index");
+    save(directory, 4);
+    const CleanUp pruned = directory.prune(4, 1, 0), cleaned = directory.clean_up();
+    CHECK(pruned.done == "removed step_00000003");
+    CHECK(contains(pruned.problems, "step_00000001 stays: "));
+    CHECK(contains(cleaned.problems, "step_00000002.tmp stays: "));
+    for (const char* kept : {"step_00000001", "step_00000002.tmp"}) {
+      CHECK(folder.read(format("{}/{}", kept, name)) == "a person's work");
+      CHECK(folder.read(format("{}/index.h5", kept)) == "index");
+    }
+    require_error(ErrorKind::kFault, {"step_00000002.tmp stays: "}, [&] { directory.prepare(2); });
+  }
+}
+
+TEST_CASE("Checkpoints that cannot be read do not count as none") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  const auto refused = [&](const std::string& name) {
+    require_error(ErrorKind::kData, {name}, {"readable"}, [&] { (void)directory.latest(); });
+  };
+  CHECK(!RunDirectory(folder / "nowhere").latest());
+  CHECK(!directory.latest());
+  fs::create_directory(folder / "latest");
+  refused("latest: not a regular file");
+  fs::remove(folder / "latest");
+  fs::create_symlink("latest", folder / "latest");  // a loop: the system's error is neither ENOENT nor ENOTDIR
+  refused("latest: cannot be looked at: Too many levels of symbolic links");
+  fs::remove(folder / "latest");
+  fs::create_symlink("step_00000001", folder / "step_00000001");
+  refused("step_00000001: cannot be looked at");
+  fs::remove(folder / "step_00000001");
+  fs::create_directory(folder / "step_00000001");
+  fs::create_symlink("index.h5", folder / "step_00000001/index.h5");
+  refused("step_00000001/index.h5: cannot be looked at");
+  folder.write("latest", "step_00000001\n");
+  refused("step_00000001/index.h5: cannot be looked at");
+  require_error(ErrorKind::kData, {"step_00000001/index.h5"}, [&] { (void)find_checkpoint(folder.path()); });
+  fs::remove(folder / "latest");
+  fs::remove_all(folder / "step_00000001");
+  fs::create_directory_symlink("archive that is not mounted", folder / "step_00000001");
+  refused("step_00000001: is a link to what is not there");
+  fs::create_directory_symlink("loop", folder / "loop");
+  require_error(ErrorKind::kData, {"loop/latest: cannot be looked at"}, [&] { (void)RunDirectory(folder / "loop").latest(); });
+  // And nothing of that is removed or put back.
+  CHECK(directory.clean_up().done.empty());
+  CHECK(fs::is_symlink(folder / "step_00000001"));
 }
 
 TEST_CASE("A checkpoint that was moved aside for another, which never came, is still there") {
@@ -102,7 +183,7 @@ TEST_CASE("A step that is saved again takes the place of the first") {
   save(directory, 5, "first");
   save(directory, 5, "second");
   CHECK(read_file(directory.path_of(5) / "index.h5") == "second");
-  CHECK(directory.clean_up().empty());
+  CHECK(directory.clean_up().done == "removed step_00000005.old");
   CHECK(!fs::exists(directory.path_of(5).string() + ".old"));
 }
 
@@ -127,7 +208,7 @@ TEST_CASE("Of a checkpoint that is kept elsewhere only the link is removed") {
   fs::rename(directory.path_of(1), folder / "archive");
   fs::create_directory_symlink(folder / "archive", directory.path_of(1));
   save(directory, 2);
-  CHECK(directory.prune(2, 1, 0).empty());
+  CHECK(directory.prune(2, 1, 0).problems.empty());
   CHECK(directory.steps() == std::vector<int64_t>{2});
   CHECK(fs::exists(folder / "archive/index.h5"));
 }

@@ -63,7 +63,7 @@ void save(const TrainState& state, const ProcessGroups& groups, const std::files
   CheckpointSaver saver(*groups.world, state.stream(), folder, {});
   CheckpointInfo info;
   info.step = 3;
-  (void)saver.save(info, state.own_part(TrainState::Copies::kOne));
+  (void)saver.save(info, [&] { return state.own_part(TrainState::Copies::kOne); });
   CHECK(saver.wait().value().failure.empty());
 }
 
