@@ -70,27 +70,17 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   return config;
 }
 
-}  // namespace
-
-int eval(const EvalArguments& arguments, MpiSession& session) {
-  const std::vector<HostSlot> hosts = gather_hosts(session);
-  Communicator& job = session.world();
-  std::optional<CheckpointReader> reader;
-  std::unique_ptr<TokenSource> source;
-  Config config;
-  together(job, [&] {
-    reader.emplace(find_checkpoint(arguments.path));
-    config = eval_config(*reader, arguments.overrides, job.size(), hosts);
-  });
-  TrainingRanks ranks(config, session, hosts);
-  if (ranks.idle()) return ranks.wait_for_the_others(session);
+// Of the ranks that compute.
+void evaluate(const EvalArguments& arguments, const Config& config, const CheckpointReader& reader,
+              TrainingRanks& ranks, MpiSession& session) {
   Communicator& world = ranks.world();
+  std::unique_ptr<TokenSource> source;
   std::vector<InputPrint> inputs;
   together(world, [&] {
     source = make_token_source(config.data, token_request(config, Split::kValidation, world.size()));
-    inputs = run_inputs(*source, "", reader->folder());
+    inputs = run_inputs(*source, "", reader.folder());
   });
-  const int64_t step = reader->info().step;
+  const int64_t step = reader.info().step;
   const int64_t least = all_reduce_value(world, step, ReduceOp::kMin);
   if (least != all_reduce_value(world, step, ReduceOp::kMax)) {
     throw Error(ErrorKind::kData, format("{}: the latest checkpoint changed meanwhile", arguments.path),
@@ -102,14 +92,47 @@ int eval(const EvalArguments& arguments, MpiSession& session) {
   const ProcessGroups groups = make_process_groups(*device.world, topology);
   TrainState state(config, groups, device.stream,
                    measure_memory(config, topology, world.rank(), device.stream.device()));
-  state.load(*reader);
-  const std::optional<double> loss =
-      run_evaluation(state, config, groups, data_stream(*source, config, Split::kValidation));
+  state.load(reader);
+  const DataStream data = data_stream(*source, config, Split::kValidation);
+  const Evaluation result = run_evaluation(state, config, groups, data).value();
+  if (world.rank() == 0) print_line(format("{}: {}", reader.folder().string(), source->describe()));
+  together(world, [&] {  // what was asked for does not exist, and no script should go on without it
+    if (result.loss) return;
+    throw Error(
+        ErrorKind::kData,
+        format("no validation loss: of {} samples no token counts, as data.eod_mask_loss leaves out those after "
+               "data.eod_id = {}",
+               result.samples, config.data.eod_id),
+        "set data.eod_id to the tokenizer's end of a document, or data.eod_mask_loss: false");
+  });
   if (world.rank() == 0) {
-    print_line(format("{}: {}", reader->folder().string(), source->describe()));
-    print_line(console_line(EvaluationMetrics{reader->info().step, config.train.steps, loss.value()}));
+    print_line(console_line(EvaluationMetrics{step, config.train.steps, result.loss, result.samples}));
   }
   world.barrier();
+}
+
+}  // namespace
+
+int eval(const EvalArguments& arguments, MpiSession& session) {
+  const std::vector<HostSlot> hosts = gather_hosts(session);
+  Communicator& job = session.world();
+  std::optional<CheckpointReader> reader;
+  Config config;
+  together(job, [&] {
+    reader.emplace(find_checkpoint(arguments.path));
+    config = eval_config(*reader, arguments.overrides, job.size(), hosts);
+  });
+  TrainingRanks ranks(config, session, hosts);
+  if (ranks.idle()) return ranks.wait_for_the_others(session);
+  try {
+    evaluate(arguments, config, *reader, ranks, session);
+  } catch (const SetupError&) {  // on all of them, and the idle ones would sleep on
+    ranks.wait_for_the_others(session);
+    throw;
+  } catch (const ReportedElsewhere&) {
+    ranks.wait_for_the_others(session);
+    throw;
+  }
   return ranks.wait_for_the_others(session);
 }
 

@@ -137,7 +137,8 @@ constexpr Key kKeys[] = {
      "sequence parallelism again, cheap for their memory; none: only products of gates, and under sequence parallelism "
      "each rank keeps layers' inputs of all tokens"},
     {"train", "eval_every", at<&C::train, &T::eval_every>, "steps between evaluations; 0: never"},
-    {"train", "eval_batches", at<&C::train, &T::eval_batches>, "global batches per evaluation"},
+    {"train", "eval_batches", at<&C::train, &T::eval_batches>,
+     "global batches per evaluation, at most: each sample of the validation split is read once"},
     {"train", "exit_after_minutes", at<&C::train, &T::exit_after_minutes>,
      "save and end with exit code 75 once this run has lasted so long; 0: never"},
     {"train", "exit_after_steps", at<&C::train, &T::exit_after_steps>,

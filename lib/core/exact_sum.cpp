@@ -39,6 +39,12 @@ void ExactSum::add(double term) {
   if (++added_ == kMostAdded / 2) carry();  // the middle part may be twice as large
 }
 
+void ExactSum::add(const ExactSum& sum) {
+  const std::array<int64_t, kDigits> digits = sum.digits();
+  for (size_t i = 0; i < digits.size(); ++i) digits_[i] += digits[i];
+  if (++added_ == kMostAdded / 2) carry();
+}
+
 // Brings every digit but the highest to 0 ... 2^32 - 1.
 void ExactSum::carry() {
   for (size_t i = 0; i + 1 < kFixedPoint; ++i) {

@@ -11,6 +11,8 @@ namespace invar {
 class ExactSum {
  public:
   void add(double term);
+  // All terms of another sum.
+  void add(const ExactSum& sum);
 
   // Rounded to nearest, ties to even. NaN if a term was NaN or infinities of both signs met.
   double value() const;

@@ -21,11 +21,9 @@ BlendedTokens::BlendedTokens(const DataConfig& data, const TokenRequest& request
     : TokenSource(request.sequence_length) {
   INVAR_CHECK(data.kind != DataKind::kMock, "a blend of mock tokens");
   INVAR_CHECK(request.samples_wanted >= 1, "samples_wanted = {}", request.samples_wanted);
-  if (data.blend.weights.empty()) {
-    blend_by_size(data, request, data.blend);
-  } else {
-    blend_by_weight(data, request, data.blend);
-  }
+  const std::vector<double> weights = data.blend.weights.empty() ? blend_by_size(data, request, data.blend)
+                                                                 : blend_by_weight(data, request, data.blend);
+  if (request.once) order_.emplace(weights, positions_without_repetition());
 }
 
 // Source d as if it were data.path, `samples` of it wanted.
@@ -37,12 +35,6 @@ BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest r
   request.samples_wanted = samples;
   try {
     auto tokens = make_token_source(alone, request);
-    if (tokens->samples() == 0) {
-      throw Error(ErrorKind::kData,
-                  format("{} has less than one sample of train.sequence_length + 1 = {} tokens", alone.path,
-                         request.sequence_length + 1),
-                  "take it out of data.blend, or use a shorter train.sequence_length");
-    }
     const Sampler sampler(sample_order(alone, request.split), tokens->samples(), request.seed);
     return {std::move(tokens), sampler};
   } catch (const Error& error) {
@@ -55,7 +47,8 @@ BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest r
   }
 }
 
-void BlendedTokens::blend_by_weight(const DataConfig& data, const TokenRequest& request, const Blend& blend) {
+std::vector<double> BlendedTokens::blend_by_weight(const DataConfig& data, const TokenRequest& request,
+                                                   const Blend& blend) {
   const std::vector<double> shares = normalised(blend.weights);
   int64_t size = 0;
   for (const double share : shares) size += scaled_up(request.samples_wanted, share);
@@ -65,12 +58,14 @@ void BlendedTokens::blend_by_weight(const DataConfig& data, const TokenRequest& 
     const int64_t taken = order_->taken(static_cast<int32_t>(d));
     Source source = open(data, request, blend, d, scaled_up(target, 1 + kSurplus));
     // Few samples of many sources: rounding each target up can outgrow the surplus.
-    const bool too_short = data.kind == DataKind::kMegatron && source.tokens->samples() < taken;
+    const bool too_short = data.kind == DataKind::kMegatron && !request.once && source.tokens->samples() < taken;
     sources_.push_back(too_short ? open(data, request, blend, d, taken) : std::move(source));
   }
+  return shares;
 }
 
-void BlendedTokens::blend_by_size(const DataConfig& data, const TokenRequest& request, const Blend& blend) {
+std::vector<double> BlendedTokens::blend_by_size(const DataConfig& data, const TokenRequest& request,
+                                                 const Blend& blend) {
   const int64_t wanted_of_each = blend.paths.size() == 1 ? request.samples_wanted : 0;  // 0: one pass
   std::vector<double> sizes;
   int64_t all = 0;
@@ -80,8 +75,19 @@ void BlendedTokens::blend_by_size(const DataConfig& data, const TokenRequest& re
     sizes.push_back(static_cast<double>(size));
     all += size;
   }
-  order_.emplace(sizes,
-                 data.kind == DataKind::kMegatron ? std::min(request.samples_wanted, all) : request.samples_wanted);
+  const bool ends = data.kind == DataKind::kMegatron || request.once;
+  order_.emplace(sizes, ends ? std::min(request.samples_wanted, all) : request.samples_wanted);
+  return sizes;
+}
+
+// The positions before the first one that would read a sample again.
+int64_t BlendedTokens::positions_without_repetition() const {
+  int64_t position = 0;
+  for (; position < order_->size(); ++position) {
+    const auto [source, sample] = order_->at(position);
+    if (sample >= sources_[static_cast<size_t>(source)].tokens->samples()) break;
+  }
+  return position;
 }
 
 std::string BlendedTokens::describe() const {

@@ -16,6 +16,8 @@ namespace invar {
 //   as Megatron does, and for more epochs where that does not suffice.
 // - Without weights, each source weighs as many samples as it has. Megatron sources are then read once, so that the
 //   blend ends with them (a single one goes on into further epochs); flat ones go on.
+// - Where no sample may come twice, the blend ends before the first one that would: at the end of the source that runs
+//   out first.
 // - A flat source is shuffled within itself, epoch after epoch, as it is alone (Sampler).
 class BlendedTokens final : public TokenSource {
  public:
@@ -32,8 +34,10 @@ class BlendedTokens final : public TokenSource {
   };
 
   static Source open(const DataConfig& data, TokenRequest request, const Blend& blend, size_t d, int64_t samples);
-  void blend_by_weight(const DataConfig& data, const TokenRequest& request, const Blend& blend);
-  void blend_by_size(const DataConfig& data, const TokenRequest& request, const Blend& blend);
+  // Fill sources and order; the weights that it was made of.
+  std::vector<double> blend_by_weight(const DataConfig& data, const TokenRequest& request, const Blend& blend);
+  std::vector<double> blend_by_size(const DataConfig& data, const TokenRequest& request, const Blend& blend);
+  int64_t positions_without_repetition() const;
   void fill(int64_t sample, std::span<int32_t> tokens) const override;
 
   std::vector<Source> sources_;

@@ -30,7 +30,8 @@ TokenArray open_tokens(const std::string& path, const MegatronIndex& index, int6
 // The order in memory, or in data.cache_dir.
 KeptOrder open_order(const DataConfig& data, const std::string& prefix, const TokenRequest& request, Range sequences,
                      const StoredArray<int32_t>& lengths) {
-  const OrderPlan plan = plan_order(lengths, request.sequence_length, request.samples_wanted, request.seed);
+  const int64_t wanted = request.once ? 0 : request.samples_wanted;
+  const OrderPlan plan = plan_order(lengths, request.sequence_length, wanted, request.seed);
   if (data.cache_dir.empty()) return {in_memory(build_order(plan, lengths)), ""};
   const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", prefix,
                                     name_of(request.split), data.split, sequences.begin, sequences.end);
@@ -48,6 +49,12 @@ MegatronTokens::MegatronTokens(const DataConfig& data, const TokenRequest& reque
       sequences_(split_sequences(data.split, request.split == Split::kTrain ? 0 : 1, index_.sequences())),
       kept_(open_order(data, megatron_prefix(data.path), request, sequences_, index_.lengths().part(sequences_))) {
   if (sidecar_) check_sidecar(*sidecar_, tokens_, request.vocab_size);
+  if (samples() >= 1) return;
+  throw Error(ErrorKind::kData,
+              format("{} has less than one sample of train.sequence_length + 1 = {} tokens in its {} split", data.path,
+                     request.sequence_length + 1, name_of(split_)),
+              "use a shorter train.sequence_length, or give the split more of data.split; take such a source out of "
+              "data.blend");
 }
 
 std::vector<InputPrint> MegatronTokens::inputs() const {

@@ -26,6 +26,8 @@ struct TokenRequest {
   // over as many epochs as this takes, so the same run must always ask for the same number. 0: one pass over megatron's
   // data.
   int64_t samples_wanted = 0;
+  // No sample twice, so that there may be fewer than are wanted: an evaluation.
+  bool once = false;
 };
 
 // Numbered samples of sequence_length + 1 tokens each: inputs are the first sequence_length, labels the last. A sample

@@ -56,13 +56,18 @@ std::string progress(int64_t step, int64_t total) {
 
 std::string console_line(const StepMetrics& metrics, double seconds_left) {
   return format("{} | loss {} | grad norm {} | lr {:.2e} | {} tok/s | {} | left {}",
-                progress(metrics.step, metrics.steps_total), fit(metrics.loss, 6), fit(metrics.grad_norm, 5),
-                metrics.lr, with_suffix(metrics.tokens_per_s), duration(metrics.step_ms), clock(seconds_left));
+                progress(metrics.step, metrics.steps_total), metrics.loss ? fit(*metrics.loss, 6) : "  none",
+                fit(metrics.grad_norm, 5), metrics.lr, with_suffix(metrics.tokens_per_s), duration(metrics.step_ms),
+                clock(seconds_left));
 }
 
 std::string console_line(const EvaluationMetrics& metrics) {
-  return format("{} | validation loss {} | perplexity {}", progress(metrics.step, metrics.steps_total),
-                fit(metrics.validation_loss, 6), fit(metrics.perplexity(), 5));
+  const std::string step = progress(metrics.step, metrics.steps_total);
+  if (!metrics.validation_loss) {
+    return format("{} | no validation loss: of {} samples no token counts", step, metrics.samples);
+  }
+  return format("{} | validation loss {} | perplexity {} | {} samples", step, fit(*metrics.validation_loss, 6),
+                fit(metrics.perplexity(), 5), metrics.samples);
 }
 
 }  // namespace invar

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 namespace invar {
@@ -9,6 +10,8 @@ namespace invar {
 using nlohmann::ordered_json;
 
 namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // null
 
 ordered_json digest_json(const StateDigest& digest) {
   ordered_json object;
@@ -22,14 +25,14 @@ ordered_json digest_json(const StateDigest& digest) {
 }  // namespace
 
 double EvaluationMetrics::perplexity() const {
-  return std::exp(std::min(validation_loss, 20.0));  // in this order min hands a NaN on
+  return std::exp(std::min(validation_loss.value_or(kNone), 20.0));  // in this order min hands a NaN on
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   ordered_json line;
   line["step"] = metrics.step;
   line["tokens"] = metrics.tokens;
-  line["loss"] = metrics.loss;
+  line["loss"] = metrics.loss.value_or(kNone);
   line["grad_norm"] = metrics.grad_norm;
   line["lr"] = metrics.lr;
   line["step_ms"] = metrics.step_ms;
@@ -46,8 +49,9 @@ void MetricsWriter::write(const StepMetrics& metrics) {
 void MetricsWriter::write(const EvaluationMetrics& metrics) {
   ordered_json line;
   line["step"] = metrics.step;
-  line["validation_loss"] = metrics.validation_loss;
+  line["validation_loss"] = metrics.validation_loss.value_or(kNone);
   line["validation_ppl"] = metrics.perplexity();
+  line["validation_samples"] = metrics.samples;
   lines_.write(line.dump());
 }
 

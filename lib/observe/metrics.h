@@ -13,15 +13,15 @@ namespace invar {
 struct StepMetrics {
   int64_t step = 0;  // steps done, this one included
   int64_t steps_total = 0;
-  int64_t tokens = 0;    // trained on since step 0, over all ranks
-  double loss = 0;       // mean over the step's tokens, nats
-  double grad_norm = 0;  // before clipping
+  int64_t tokens = 0;            // trained on since step 0, over all ranks
+  std::optional<double> loss{};  // mean over the step's counted tokens, nats; none without them
+  double grad_norm = 0;          // before clipping
   double lr = 0;
   double step_ms = 0;
   double tokens_per_s = 0;              // all ranks together
   double tflops_per_device = 0;         // model FLOPs, see throughput.h
   int64_t memory_peak_bytes = 0;        // resident, of the rank that had most
-  int64_t skipped_steps = 0;            // so far, for losses or gradients that are not finite
+  int64_t skipped_steps = 0;            // so far, that changed nothing: not finite, or without counted tokens
   std::optional<double> spike;          // z-score of a loss that stands out
   std::vector<double> replica_seconds;  // of work in this step, of each replica; only of unequal ones
   std::optional<StateDigest> state_hash;
@@ -30,9 +30,10 @@ struct StepMetrics {
 struct EvaluationMetrics {
   int64_t step = 0;
   int64_t steps_total = 0;
-  double validation_loss = 0;  // mean over the evaluated tokens, nats
+  std::optional<double> validation_loss{};  // mean over the counted tokens, nats; none without them
+  int64_t samples = 0;                      // that were evaluated
 
-  double perplexity() const;  // exp(min(20, loss)): a large loss stays printable
+  double perplexity() const;  // exp(min(20, loss)): a large loss stays printable; NaN without one
 };
 
 // Writes RUN_DIR/metrics.jsonl (see JsonLines):
@@ -40,8 +41,9 @@ struct EvaluationMetrics {
 //     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, "replica_seconds": [...] where
 //     replicas of unequal widths or shares were measured, and of a hashed state "state_hash": {"weights", "exp_avg",
 //     "exp_avg_sq", "gradients", "combined"}, each 16 hex digits
-//   {"step", "validation_loss", "validation_ppl"}
-// Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null.
+//   {"step", "validation_loss", "validation_ppl", "validation_samples"}
+// Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null, as is a loss of no
+// tokens.
 class MetricsWriter {
  public:
   MetricsWriter(const std::filesystem::path& run_directory, OpenMode mode) : lines_(run_directory, "metrics", mode) {}

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "config/resolved.h"
 #include "parallel/logical_tensor.h"
 
 namespace invar {
@@ -61,6 +62,36 @@ std::optional<double> SpikeDetector::add(double loss) {
   losses_.push_back(loss);
   if (losses_.size() > kWindow) losses_.pop_front();
   return spike;
+}
+
+std::string LeftOutSteps::why(const StepResult& result) const {
+  if (result.tokens == 0) {
+    return format("none of its tokens counts, as data.eod_mask_loss leaves out those after data.eod_id = {}",
+                  config_.data.eod_id);
+  }
+  if (result.nonfinite.empty()) return "";
+  return format("loss {} with gradient norm {}: not finite, {}", result.loss, result.grad_norm, result.nonfinite);
+}
+
+std::optional<Error> LeftOutSteps::add(const StepResult& result) {
+  if (result.tokens == 0) {
+    if (++empty_in_a_row_ <= kMostInARow) return std::nullopt;
+    return Error(ErrorKind::kData, format("{}; the {} steps before it neither", why(result), empty_in_a_row_ - 1),
+                 "look whether the data is of this tokenizer and data.eod_id its end of a document, or set "
+                 "data.eod_mask_loss: false");
+  }
+  empty_in_a_row_ = 0;
+  nonfinite_in_a_row_ = result.nonfinite.empty() ? 0 : nonfinite_in_a_row_ + 1;
+  const bool stops = config_.train.on_nonfinite == NonfinitePolicy::kStop;
+  if (nonfinite_in_a_row_ <= (stops ? 0 : kMostInARow)) return std::nullopt;
+  const std::string what = why(result) + "; this step changed no weights";
+  if (nonfinite_in_a_row_ > 1) {
+    return Error(ErrorKind::kFault, format("{}; the {} steps before it neither", what, nonfinite_in_a_row_ - 1),
+                 "the weights are lost: resume from an earlier checkpoint with a lower optimizer.lr");
+  }
+  return Error(ErrorKind::kFault, what,
+               "lower optimizer.lr, lengthen schedule.warmup_steps, look at the data of this step, or leave such steps "
+               "out with train.on_nonfinite: skip");
 }
 
 std::string nonfinite_origin(TrainState& state, const ProcessGroups& groups, std::span<const Batch> batches,

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "train/train_state.h"
+#include "train/step.h"
 
 namespace invar {
 
@@ -25,6 +25,28 @@ class SpikeDetector {
  private:
   double threshold_;
   std::deque<double> losses_;
+};
+
+// Steps that changed nothing, and when they end a run: of those with a loss or norm that is not finite the first one
+// (train.on_nonfinite: stop) or too many in a row; of those without counted tokens too many in a row. A step without
+// counted tokens says nothing of the weights, so it neither continues nor ends a row of the others.
+class LeftOutSteps {
+ public:
+  explicit LeftOutSteps(const Config& config) : config_(config) {}
+
+  // Takes the next step. The error that the run should end with, if it should.
+  std::optional<Error> add(const StepResult& result);
+  // Why the step was left out, for a person; empty if it was not.
+  std::string why(const StepResult& result) const;
+  // Of the last steps that counted tokens, as many as were not finite in a row.
+  int nonfinite_in_a_row() const { return nonfinite_in_a_row_; }
+
+  static constexpr int kMostInARow = 10;  // more are not the data of a step
+
+ private:
+  const Config& config_;
+  int nonfinite_in_a_row_ = 0;
+  int empty_in_a_row_ = 0;
 };
 
 // Where NaN or infinity came up in a step whose loss or gradient is not finite: the first decoder layer whose output is

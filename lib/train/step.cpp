@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "config/resolved.h"
 #include "optim/gradient_norm.h"
@@ -21,6 +22,30 @@ int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches
   return sum_over_replicas(groups, tokens);
 }
 
+// This data-parallel rank's micro-batches of a global batch, without those that hold no sample before position `end`.
+// Samples from there on have no label that counts.
+std::vector<Batch> load_batches(const Config& config, const ProcessGroups& groups, const DataStream& data, int64_t step,
+                                int64_t end) {
+  BatchGeometry geometry;
+  geometry.global_batch = global_batch_size(config, groups.world->size());
+  geometry.micro_batch = config.train.micro_batch_size;
+  geometry.own = groups.topology.samples_of(geometry.global_batch, groups.data_rank());
+  geometry.first_sample = data.first_sample;
+  const DocumentRules documents{static_cast<int32_t>(config.data.eod_id), config.data.eod_mask_loss,
+                                config.data.reset_at_eod};
+  std::vector<Batch> batches;
+  for (; geometry.micro_step < geometry.own.size() / geometry.micro_batch; ++geometry.micro_step) {
+    const int64_t first = data.first_sample + step * geometry.global_batch + geometry.own.begin +
+                          geometry.micro_step * geometry.micro_batch;
+    if (first >= end) break;
+    load_micro_batch(data.source, data.sampler, step, geometry, batches.emplace_back(), documents);
+    const int64_t samples = std::min(geometry.micro_batch, end - first);
+    std::vector<int32_t>& labels = batches.back().labels;
+    std::fill(labels.begin() + samples * config.train.sequence_length, labels.end(), -1);
+  }
+  return batches;
+}
+
 }  // namespace
 
 TokenRequest token_request(const Config& config, Split split, int world_size) {
@@ -31,6 +56,7 @@ TokenRequest token_request(const Config& config, Split split, int world_size) {
   request.seed = config.train.seed;
   const int64_t batches = split == Split::kTrain ? config.train.steps : config.train.eval_batches;
   request.samples_wanted = batches * global_batch_size(config, world_size);
+  request.once = split == Split::kValidation;
   return request;
 }
 
@@ -40,19 +66,7 @@ DataStream data_stream(const TokenSource& source, const Config& config, Split sp
 
 std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups& groups, const DataStream& data,
                                       int64_t step) {
-  BatchGeometry geometry;
-  geometry.global_batch = global_batch_size(config, groups.world->size());
-  geometry.micro_batch = config.train.micro_batch_size;
-  geometry.own = groups.topology.samples_of(geometry.global_batch, groups.data_rank());
-  geometry.first_sample = data.first_sample;
-  const DocumentRules documents{static_cast<int32_t>(config.data.eod_id), config.data.eod_mask_loss,
-                                config.data.reset_at_eod};
-  std::vector<Batch> batches(static_cast<size_t>(geometry.own.size() / geometry.micro_batch));
-  for (size_t i = 0; i < batches.size(); ++i) {
-    geometry.micro_step = static_cast<int64_t>(i);
-    load_micro_batch(data.source, data.sampler, step, geometry, batches[i], documents);
-  }
-  return batches;
+  return load_batches(config, groups, data, step, std::numeric_limits<int64_t>::max());
 }
 
 StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups,
@@ -74,9 +88,11 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   }
   if (hooks.work != nullptr) hooks.work->stop(state.stream());
   result.grad_norm = state.finish_gradients();
-  result.loss = sum_over_replicas(groups, state.take_loss()) * share;
+  const double loss_sum = sum_over_replicas(groups, state.take_loss());
+  result.loss = result.tokens > 0 ? loss_sum * share : std::numeric_limits<double>::quiet_NaN();
   if (hooks.gradients_complete) hooks.gradients_complete(result);
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
+  if (result.tokens == 0) return result;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     result.nonfinite = nonfinite_origin(state, groups, batches, config.model.num_hidden_layers, result.loss);
     return result;
@@ -85,21 +101,29 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   return result;
 }
 
-std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
-                                     const DataStream& data, const std::function<bool()>& stop) {
-  int64_t tokens = 0;
-  double loss_sum = 0;
-  for (int64_t batch_index = 0; batch_index < config.train.eval_batches; ++batch_index) {
-    const std::vector<Batch> batches = load_micro_batches(config, groups, data, batch_index);
-    for (const Batch& batch : batches) {
+int64_t evaluation_samples(const Config& config, const TokenSource& source, int world_size) {
+  return std::min(source.samples(), config.train.eval_batches * global_batch_size(config, world_size));
+}
+
+std::optional<Evaluation> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
+                                         const DataStream& data, const std::function<bool()>& stop) {
+  Evaluation result;
+  result.samples = evaluation_samples(config, data.source, groups.world->size());
+  const int64_t batch_size = global_batch_size(config, groups.world->size());
+  const int64_t end = data.first_sample + result.samples;
+  ExactSum loss_sum;
+  for (int64_t step = 0; step * batch_size < result.samples; ++step) {
+    for (const Batch& batch : load_batches(config, groups, data, step, end)) {
       state.evaluate(batch);
-      tokens += counted_labels(batch);
+      result.tokens += counted_labels(batch);
     }
-    loss_sum += sum_over_replicas(groups, state.take_loss());
+    loss_sum.add(state.take_loss());
     if (stop && stop()) return std::nullopt;
   }
-  tokens = sum_over_replicas(groups, tokens);
-  return loss_sum / static_cast<double>(std::max<int64_t>(1, tokens));
+  result.tokens = sum_over_replicas(groups, result.tokens);
+  const double sum = sum_over_replicas(groups, loss_sum);
+  if (result.tokens > 0) result.loss = sum / static_cast<double>(result.tokens);
+  return result;
 }
 
 }  // namespace invar

@@ -23,12 +23,15 @@ TokenRequest token_request(const Config& config, Split split, int world_size);
 DataStream data_stream(const TokenSource& source, const Config& config, Split split);
 
 struct StepResult {
-  double loss = 0;       // mean over the step's counted tokens, before the update
+  double loss = 0;       // mean over the step's counted tokens, before the update; NaN if there is none
   double grad_norm = 0;  // before clipping
   double lr = 0;
   int64_t tokens = 0;  // counted, over all ranks
-  // Where NaN or infinity came up, for a person, if loss or norm is not finite: then nothing was updated.
+  // Where NaN or infinity came up, for a person, if loss or norm of counted tokens is not finite.
   std::string nonfinite;
+
+  // Then nothing was updated.
+  bool left_out() const { return tokens == 0 || !nonfinite.empty(); }
 };
 
 struct StepHooks {
@@ -47,14 +50,25 @@ std::vector<Batch> load_micro_batches(const Config& config, const ProcessGroups&
                                       int64_t step);
 
 // One optimizer step, `step` counted from 0: micro-batches, gradient sums, clip, update, publish. Loss and gradients
-// are sums over tokens divided once by the token count of the whole step. Collective over the world. A loss or norm
-// that is not finite, the same on every rank, leaves weights and moments as they are.
+// are sums over tokens divided once by the token count of the whole step. Collective over the world. A step without
+// counted tokens, or whose loss or norm is not finite, leaves weights and moments as they are, alike on every rank.
 StepResult run_step(TrainState& state, const Config& config, const ProcessGroups& groups,
                     std::span<const Batch> batches, int64_t step, const StepHooks& hooks = {});
 
-// Mean loss over train.eval_batches global batches, always the same ones. stop, collective too, is asked after each;
-// nothing if it says so. Collective over the world.
-std::optional<double> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
-                                     const DataStream& data, const std::function<bool()>& stop = {});
+// Of the samples of a source, those that an evaluation reads: the first ones, at most train.eval_batches global
+// batches.
+int64_t evaluation_samples(const Config& config, const TokenSource& source, int world_size);
+
+struct Evaluation {
+  std::optional<double> loss;  // mean over the counted tokens; none without them
+  int64_t tokens = 0;          // counted, over all ranks
+  int64_t samples = 0;
+};
+
+// The loss of evaluation_samples(), each of them once. The sum over their tokens is divided once, so that it does not
+// depend on the batch size; a last global batch that they do not fill is filled up with samples that do not count.
+// stop, collective too, is asked after each batch; nothing if it says so. Collective over the world.
+std::optional<Evaluation> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
+                                         const DataStream& data, const std::function<bool()>& stop = {});
 
 }  // namespace invar

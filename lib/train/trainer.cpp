@@ -42,21 +42,6 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 constexpr const char* kExportKey = "checkpoint.export_dir";
 
-// Then it is not the data of a step.
-constexpr int kMostSkipsInARow = 10;
-
-[[noreturn]] void refuse_nonfinite(const StepResult& result, int in_a_row) {
-  const std::string what = format("loss {} with gradient norm {}: not finite, {}; this step changed no weights",
-                                  result.loss, result.grad_norm, result.nonfinite);
-  if (in_a_row > 1) {
-    throw Error(ErrorKind::kFault, format("{}; the {} steps before it neither", what, in_a_row - 1),
-                "the weights are lost: resume from an earlier checkpoint with a lower optimizer.lr");
-  }
-  throw Error(ErrorKind::kFault, what,
-              "lower optimizer.lr, lengthen schedule.warmup_steps, look at the data of this step, or leave such steps "
-              "out with train.on_nonfinite: skip");
-}
-
 // What marks an export as this run's, which may replace it when it is started again.
 std::string export_owner(const Config& config) {
   const std::string dir = checkpoint_dir(config).empty() ? config.log.dir : checkpoint_dir(config);
@@ -121,9 +106,9 @@ struct Trainer::Output {
   std::unique_ptr<MetricsWriter> metrics;
   std::unique_ptr<StateHashWriter> hashes;  // with log.hash_every
   Progress progress;
-  ProofLog proofs;
-  std::optional<double> spike;  // of the last step
-  int skips_in_a_row = 0;
+  LeftOutSteps left_out;
+  ProofLog proofs{};
+  std::optional<double> spike{};  // of the last step
   bool metrics_fail = false;
 
   // A full disk under the metrics does not end a run.
@@ -199,7 +184,11 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info("memory of rank 0: " + describe_memory(memory));
   log.info("training data: " + train_source_->describe());
   if (!document_warning_.empty()) log.warn(document_warning_);
-  if (validation_source_ != nullptr) log.info("validation data: " + validation_source_->describe());
+  if (validation_source_ != nullptr) {
+    const int64_t samples = evaluation_samples(config_, *validation_source_, grid.world());
+    log.info(format("validation data: {}; an evaluation reads {} samples{}", validation_source_->describe(), samples,
+                    samples == validation_source_->samples() ? ", all of the split" : ""));
+  }
   if (weights_ != nullptr) {
     const std::string left_out = weights_->describe_left_out();
     if (!left_out.empty()) log.info(format("weights of {}: left out {}", config_.model.hf_path, left_out));
@@ -231,8 +220,7 @@ Ending Trainer::run(Log& log) {
                 nullptr,
                 nullptr,
                 checkpoints_.start(),
-                {},
-                std::nullopt};
+                LeftOutSteps(config_)};
   if (rank == 0 && !config_.log.dir.empty()) {
     write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
     const OpenMode mode = checkpoints_.continues_run() ? OpenMode::kAppend : OpenMode::kNew;
@@ -243,7 +231,8 @@ Ending Trainer::run(Log& log) {
   if (work_ != nullptr && ending != Ending::kReshare) {
     if (const auto measured = work_->speeds()) log.info(format("measured speeds: {}", measured->describe()));
   }
-  const std::optional<Error> unsaved = checkpoints_.finish(state, output.progress, output.skips_in_a_row > 1, log);
+  const std::optional<Error> unsaved =
+      checkpoints_.finish(state, output.progress, output.left_out.nonfinite_in_a_row() > 1, log);
   if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
   if (unsaved) throw *unsaved;
   return ending;
@@ -264,8 +253,8 @@ Ending Trainer::train(TrainState& state, Output& output) {
     try {
       stop = train_step(state, data, output);
       if (stop.empty()) stop = stop_.after_step(*groups_.world);
-      const bool saving =
-          stop.empty() && checkpoints_.after_step(state, progress, output.skips_in_a_row > 0, output.log);
+      const bool saving = stop.empty() && checkpoints_.after_step(state, progress,
+                                                                  output.left_out.nonfinite_in_a_row() > 0, output.log);
       if (saving && should_reshare(output, stop)) return Ending::kReshare;
     } catch (const Error& error) {
       failure = error.in(format("step {}", step));
@@ -326,17 +315,16 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   if (profiled) stop_profile(stream_);
   if (work_ != nullptr) work_->finish_step();
   output.proofs.tell(state.stream(), output.log);
-  output.skips_in_a_row = result.nonfinite.empty() ? 0 : output.skips_in_a_row + 1;
-  if (output.skips_in_a_row > (config_.train.on_nonfinite == NonfinitePolicy::kStop ? 0 : kMostSkipsInARow)) {
+  if (const std::optional<Error> too_many = output.left_out.add(result)) {
     checkpoints_.wait(output.log);
-    refuse_nonfinite(result, output.skips_in_a_row);
+    throw *too_many;
   }
   const StateHash* const hashed = hash ? &hash->finish() : nullptr;
   const double seconds = seconds_since(start);
   ++progress.step;
   progress.samples += global_batch_size(config_, groups_.world->size());
   progress.tokens += result.tokens;
-  if (!result.nonfinite.empty()) ++progress.skipped_steps;
+  if (result.left_out()) ++progress.skipped_steps;
   output.throughput.record(seconds, result.tokens);
   output.spike = output.spikes.add(result.loss);
   report_anomalies(result, output);
@@ -346,9 +334,8 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
 
 void Trainer::report_anomalies(const StepResult& result, Output& output) const {
   if (groups_.world->rank() != 0) return;
-  if (!result.nonfinite.empty()) {
-    output.log.warn(format("step {}: loss {} with gradient norm {}: not finite, {}; left out ({} so far)",
-                           output.progress.step, result.loss, result.grad_norm, result.nonfinite,
+  if (result.left_out()) {
+    output.log.warn(format("step {}: {}; left out ({} so far)", output.progress.step, output.left_out.why(result),
                            output.progress.skipped_steps));
   }
   if (output.spike) {
@@ -365,7 +352,7 @@ void Trainer::report(const StepResult& result, double seconds, const StateHash* 
   metrics.step = output.progress.step;
   metrics.steps_total = config_.train.steps;
   metrics.tokens = output.progress.tokens;
-  metrics.loss = result.loss;
+  if (result.tokens > 0) metrics.loss = result.loss;
   metrics.grad_norm = result.grad_norm;
   metrics.lr = result.lr;
   metrics.step_ms = seconds * 1e3;
@@ -397,13 +384,17 @@ std::string Trainer::evaluate(TrainState& state, Output& output) const {
     reason = stop_.reason(*groups_.world, 0);
     return !reason.empty();
   };
-  const std::optional<double> loss = run_evaluation(state, config_, groups_, data, stop);
+  const std::optional<Evaluation> result = run_evaluation(state, config_, groups_, data, stop);
   output.proofs.tell(state.stream(), output.log);
-  output.progress.evaluation_due = !loss;
-  if (!loss || groups_.world->rank() != 0) return reason;
-  const EvaluationMetrics metrics{output.progress.step, config_.train.steps, *loss};
+  output.progress.evaluation_due = !result;
+  if (!result || groups_.world->rank() != 0) return reason;
+  const EvaluationMetrics metrics{output.progress.step, config_.train.steps, result->loss, result->samples};
   output.attempt([&] { output.metrics->write(metrics); });
-  output.log.info(console_line(metrics));
+  if (result->loss) {
+    output.log.info(console_line(metrics));
+  } else {
+    output.log.warn(console_line(metrics));
+  }
   return reason;
 }
 

@@ -121,6 +121,45 @@ class NotFinite(test_checkpoints.CheckpointTest):
                        "in backward first in the gradient of model.layers.1.", arguments=["train", "run.yaml"])
 
 
+class NoTokens(test_checkpoints.CheckpointTest):
+    """Data of which data.eod_mask_loss leaves out every token: there is no loss, and no perfect one."""
+
+    EOD = 7
+    MASKED = {**TOKENS, "validation_fraction": 0.5, "eod_mask_loss": "true", "eod_id": EOD}
+
+    def masked(self, layout, tokens, **train):
+        write_tokens(self.folder / "tokens.bin", tokens)
+        self.config(parallel=layout, data=self.MASKED, optimizer={"lr": 1e-2}, train={"eval_every": 4, **train},
+                    checkpoint={"every": 1, "keep": 20})
+
+    def test_a_step_without_counted_tokens_changes_nothing_and_eleven_in_a_row_end_the_run(self):
+        for layout, ranks in LAYOUTS:
+            with self.subTest(ranks=ranks):
+                self.masked(layout, [self.EOD] * (64 * SEQUENCE), steps=20)
+                run = f"none_{ranks}"
+                outcome = self.fail_with(test_checkpoints.DATA, "step 11: none of its tokens counts", "the 10 steps before it",
+                                         "data.eod_mask_loss: false", arguments=["train", "run.yaml", f"log.dir={run}"],
+                                         ranks=ranks)
+                lines = [line for line in read_lines(self.folder / run / "metrics.jsonl") if "loss" in line]
+                self.assertEqual([line["loss"] for line in lines], [None] * 10)
+                self.assertEqual([line["skipped_steps"] for line in lines], list(range(1, 11)))
+                self.assertEqual([line["tokens"] for line in lines], [0] * 10)
+                text = outcome.stdout + outcome.stderr
+                self.assertRegex(text, r"warning: step 3: none of its tokens counts, .*data.eod_id = 7; left out \(3 so far\)")
+                self.assertNotIn("perplexity", text)
+                self.succeed("compare", self.export(self.checkpoint(run, 10)), self.export(self.checkpoint(run, 1)), "--exact")
+
+    def test_an_evaluation_without_counted_tokens_says_so(self):
+        self.masked({}, [10 + i * i % 200 for i in range(32 * SEQUENCE)] + [self.EOD] * (32 * SEQUENCE), steps=4)
+        outcome = self.succeed("train", "run.yaml", "log.dir=run", ranks=2)
+        text = "no validation loss: of 31 samples no token counts"
+        self.assertIn(f"warning: step 4/4 | {text}", outcome.stdout + outcome.stderr)
+        self.assertEqual(series(self.folder / "run", "validation_loss"), [None])
+        self.assertEqual(series(self.folder / "run", "validation_ppl"), [None])
+        for ranks in (None, 2):
+            self.fail_with(test_checkpoints.DATA, text, "data.eod_id = 7", arguments=["eval", "run"], ranks=ranks)
+
+
 class Spikes(test_checkpoints.CheckpointTest):
     """A run that has learnt its data, which is one sample again and again, goes on with data that has another one."""
 

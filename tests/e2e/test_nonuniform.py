@@ -200,6 +200,11 @@ class Nonuniform(JobTest):
         for override in ("checkpoint.resume=nowhere", "data.kind=tokens data.path=nowhere.bin data.validation_fraction=0.5"):
             self.fail_with(DATA, "nowhere", arguments=["train", "run.yaml", "log.dir=run", *self.UNFAIR, *override.split()],
                            ranks=4, hint=False)
+        self.config(train={"steps": 1}, checkpoint={"every": 1})
+        self.train("run")
+        self.fail_with(DATA, "nowhere", ranks=4, hint=False,
+                       arguments=["eval", "run", "data.kind=tokens", "data.path=nowhere.bin", "data.validation_fraction=0.5",
+                                  "train.global_batch_size=4", *self.UNFAIR[:3]])
 
     def test_a_batch_that_shrinks_does_so_by_the_measured_speeds(self):
         self.config(train={"steps": 24, "global_batch_size": 64, "sequence_length": 64}, checkpoint={"every": 4})

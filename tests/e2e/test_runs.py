@@ -88,6 +88,28 @@ class Evaluation(JobTest):
                         self.assertAlmostEqual(loss, want, delta=1e-5)
 
 
+    def test_it_does_not_depend_on_the_batch(self):
+        """A split of 13 samples, fewer than an evaluation might read: each of them counts once."""
+        numbers = random.Random(4)
+        write_tokens(self.folder / "random.bin", [numbers.randrange(VOCABULARY) for _ in range(52 * SEQUENCE + 4)])
+        for reduction, workers in (("invariant", {"workers": 4}), ("fast", {})):
+            self.config(data={"kind": "tokens", "path": "random.bin", "token_dtype": "uint16", "validation_fraction": 0.25},
+                        numerics={"reduction": reduction, **workers}, optimizer={"lr": 1e-2}, train={"steps": 2, "eval_every": 2},
+                        checkpoint={"every": 2})
+            self.succeed("train", "run.yaml", f"log.dir={reduction}")
+            self.assertIn("an evaluation reads 13 samples, all of the split",
+                          (self.folder / reduction / "log.txt").read_text())
+            self.assertEqual(series(self.folder / reduction, "validation_samples"), [13])
+            [loss] = series(self.folder / reduction, "validation_loss")
+            found = set()
+            for batch, arguments, ranks in ((4, [], None), (5, [], None), (7, ["train.micro_batch_size=7"], None),
+                                            (8, ["train.micro_batch_size=2", "parallel.tensor=2"], 4)):
+                outcome = self.succeed("eval", reduction, f"train.global_batch_size={batch}", *arguments, ranks=ranks)
+                found.add(outcome.stdout.splitlines()[-1])
+            self.assertEqual(len(found), 1, found)
+            self.assertRegex(found.pop(), rf"validation loss {loss:.4f} .* 13 samples$")
+
+
 class MaskedLoss(JobTest):
     """data.eod_mask_loss where document ends are frequent and samples hold from none to many of them, so that ranks and
     micro-batches count different numbers of labels."""

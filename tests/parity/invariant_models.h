@@ -191,7 +191,7 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
       const StateDigest digest = hash.finish().digest(result.loss, result.grad_norm);
       if (world.rank() == 0) run.steps.push_back({digest, result});
     }
-    const double validation = run_evaluation(rank.state, config, groups, rank.data).value();
+    const double validation = run_evaluation(rank.state, config, groups, rank.data).value().loss.value();
     if (world.rank() == 0) run.validation = validation;
   });
   return run;

@@ -74,7 +74,7 @@ Outcome run_documents(Config config, int64_t documents_per_sample, int tensor = 
       }
     };
     run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0, hooks);
-    mine.validation = run_evaluation(state, config, groups, data).value();
+    mine.validation = run_evaluation(state, config, groups, data).value().loss.value();
     if (world.rank() == 0) outcome = std::move(mine);
   });
   return outcome;

@@ -95,7 +95,7 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
       losses.push_back(result.loss);
       norms.push_back(result.grad_norm);
     }
-    const double validation = run_evaluation(run.state, config, groups, run.data).value();
+    const double validation = run_evaluation(run.state, config, groups, run.data).value().loss.value();
     auto trained = collect_all(run.state, groups);
     const int64_t used = run.state.used().total();
     INVAR_CHECK(used == run.planned.total(), "{} bytes used, {} planned", used, run.planned.total());

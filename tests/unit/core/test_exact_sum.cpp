@@ -67,6 +67,21 @@ std::vector<double> wide_terms(uint32_t seed, int count, int exponents) {
 
 }  // namespace
 
+TEST_CASE("sums of sums are the sum of all terms") {
+  const std::vector<double> terms = wide_terms(11, 4000, 600);
+  ExactSum all;
+  for (size_t first = 0; first < terms.size(); first += 70) {
+    ExactSum part;
+    for (size_t i = first; i < std::min(terms.size(), first + 70); ++i) part.add(terms[i]);
+    all.add(part);
+  }
+  CHECK(same_bits(all.value(), exact(terms)));
+  ExactSum broken;
+  broken.add(std::numeric_limits<double>::infinity());
+  all.add(broken);
+  CHECK(std::isinf(all.value()));
+}
+
 TEST_CASE("an exact sum of a few terms") {
   constexpr double kTiny = std::numeric_limits<double>::denorm_min();
   constexpr double kLargest = std::numeric_limits<double>::max();

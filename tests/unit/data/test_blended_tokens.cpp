@@ -1,6 +1,8 @@
 #include "data/blended_tokens.h"
 
+#include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "data_files.h"
 #include "support/catch.h"
@@ -180,6 +182,32 @@ TEST_CASE("a Megatron dataset that is taken beyond its surplus is laid out for t
   const BlendOrder order(normalised(weights), 45);
   for (int64_t k = 0; k < 45; ++k) {
     if (order.at(k).source == 0) CHECK(sample_of(*blend, k) == sample_of(*b, order.at(k).sample));
+  }
+}
+
+TEST_CASE("a blend that reads no sample twice ends where a source does, whatever is wanted") {
+  for (const DataKind kind : {DataKind::kTokens, DataKind::kMegatron}) {
+    const Sources sources(kind);  // 5 samples and 10
+    TokenRequest request = kRequest;
+    request.once = true;
+    for (const char* text : {"1 @a 1 @b", "3 @a 1 @b", "1 @a 9 @b", "@a @b", "1 @a", "@b"}) {
+      INFO(text);
+      std::set<std::vector<int32_t>> all;
+      for (const int64_t wanted : {3, 8, 16, 1000}) {
+        request.samples_wanted = wanted;
+        const auto blend = make_token_source(sources.blend(text), request);
+        std::set<std::vector<int32_t>> read;
+        for (int64_t k = 0; k < blend->samples(); ++k) read.insert(sample_of(*blend, k));
+        CHECK(std::ssize(read) == blend->samples());
+        CHECK(std::ranges::includes(read, all));  // the first ones stay, and others follow
+        all = read;
+      }
+      const bool one =
+          std::string(text).find("@a") == std::string::npos || std::string(text).find("@b") == std::string::npos;
+      CHECK(std::ssize(all) >= (one ? 5 : 6));
+      if (std::string(text) == "1 @a 1 @b") CHECK(std::ssize(all) == 10);
+      if (std::string(text) == "@a @b") CHECK(std::ssize(all) == 15);
+    }
   }
 }
 

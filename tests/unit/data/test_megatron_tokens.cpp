@@ -4,6 +4,7 @@
 
 #include "data_files.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
 using namespace invar::test;
@@ -49,6 +50,23 @@ TEST_CASE("samples of a Megatron dataset, for every integer type") {
   check_samples<int32_t>(4);
   check_samples<int64_t>(5);
   check_samples<uint16_t>(8);
+}
+
+TEST_CASE("a Megatron dataset that is read once has one epoch, whatever is wanted, and the same order in it") {
+  const TemporaryFolder folder;
+  const auto data = write_dataset<uint16_t>(folder, 8, "1");
+  TokenRequest request = kRequest;
+  const auto known = make_token_source(data, request);  // of 6 samples in one epoch
+  request.once = true;
+  for (const int64_t wanted : {1, 6, 7, 50}) {
+    request.samples_wanted = wanted;
+    const auto once = make_token_source(data, request);
+    REQUIRE(once->samples() == 6);
+    for (int64_t k = 0; k < 6; ++k) CHECK(sample_of(*once, k) == sample_of(*known, k));
+  }
+  request.sequence_length = 26;
+  require_error(ErrorKind::kData, {data.path + " has less than one sample of train.sequence_length + 1 = 27 tokens"},
+                {"data.split"}, [&] { make_token_source(data, request); });
 }
 
 TEST_CASE("the validation split of a Megatron dataset reads its own sequences only") {

@@ -37,10 +37,18 @@ TEST_CASE("The line of a step") {
 }
 
 TEST_CASE("The line of an evaluation") {
-  CHECK(console_line(EvaluationMetrics{12, 1000, 5.54123}) ==
-        "step   12/1000 | validation loss 5.5412 | perplexity 255.0");
-  CHECK(console_line(EvaluationMetrics{1000, 1000, kNaN}) ==
-        "step 1000/1000 | validation loss    nan | perplexity   nan");
+  CHECK(console_line(EvaluationMetrics{12, 1000, 5.54123, 37}) ==
+        "step   12/1000 | validation loss 5.5412 | perplexity 255.0 | 37 samples");
+  CHECK(console_line(EvaluationMetrics{1000, 1000, kNaN, 1}) ==
+        "step 1000/1000 | validation loss    nan | perplexity   nan | 1 samples");
+}
+
+TEST_CASE("A step and an evaluation without counted tokens have no loss in their lines") {
+  StepMetrics metrics = sample_step();
+  metrics.loss.reset();
+  CHECK(column(console_line(metrics, 754), 1) == "loss   none");
+  CHECK(console_line(EvaluationMetrics{12, 1000, {}, 37}) ==
+        "step   12/1000 | no validation loss: of 37 samples no token counts");
 }
 
 TEST_CASE("Each number keeps its width over all sizes") {

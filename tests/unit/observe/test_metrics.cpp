@@ -52,8 +52,23 @@ TEST_CASE("Each step and each evaluation is one line, there at once") {
       R"("tflops_per_gpu":12.5,"memory_peak_bytes":5368709120})"
       "\n";
   CHECK(read_file(path) == step);
-  writer.write(EvaluationMetrics{12, 1000, 0.0});
-  CHECK(read_file(path) == step + R"({"step":12,"validation_loss":0.0,"validation_ppl":1.0})" + "\n");
+  writer.write(EvaluationMetrics{12, 1000, 0.0, 37});
+  CHECK(read_file(path) ==
+        step + R"({"step":12,"validation_loss":0.0,"validation_ppl":1.0,"validation_samples":37})" + "\n");
+}
+
+TEST_CASE("A loss of no tokens is null, and so is its perplexity") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  StepMetrics metrics = sample_step(1);
+  metrics.loss.reset();
+  writer.write(metrics);
+  writer.write(EvaluationMetrics{1, 1000, {}, 37});
+  const std::vector<json> lines = lines_of(folder / "metrics.jsonl");
+  CHECK(lines[0]["loss"].is_null());
+  CHECK(lines[1]["validation_loss"].is_null());
+  CHECK(lines[1]["validation_ppl"].is_null());
+  CHECK(lines[1]["validation_samples"] == 37);
 }
 
 TEST_CASE("Skipped steps, a loss that stands out and the work of replicas are in the line only if there are any") {

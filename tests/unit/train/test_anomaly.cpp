@@ -91,6 +91,52 @@ TEST_CASE("Equal losses and a threshold of 0 report nothing") {
   CHECK(!off.add(1e9));
 }
 
+namespace {
+
+StepResult result_of(int64_t tokens, const std::string& nonfinite = "") {
+  StepResult result;
+  result.tokens = tokens;
+  result.nonfinite = nonfinite;
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("Steps without counted tokens are left out, and too many in a row end the run whatever on_nonfinite says") {
+  for (const NonfinitePolicy policy : {NonfinitePolicy::kStop, NonfinitePolicy::kSkip}) {
+    Config config;
+    config.data.eod_id = 7;
+    config.train.on_nonfinite = policy;
+    LeftOutSteps steps(config);
+    for (const int row : {1, 2}) {
+      for (int i = 0; i < LeftOutSteps::kMostInARow; ++i) CHECK(!steps.add(result_of(0)));
+      if (row == 1) CHECK(!steps.add(result_of(1)));  // begins anew
+    }
+    const std::optional<Error> error = steps.add(result_of(0));
+    REQUIRE(error);
+    CHECK(error->kind() == ErrorKind::kData);
+    CHECK(contains(error->what(), "none of its tokens counts"));
+    CHECK(contains(error->what(), "data.eod_id = 7"));
+    CHECK(contains(error->what(), "the 10 steps before it neither"));
+    CHECK(contains(error->hint(), "data.eod_mask_loss: false"));
+  }
+}
+
+TEST_CASE("A step without counted tokens neither ends nor continues a row of steps that are not finite") {
+  Config config;
+  config.train.on_nonfinite = NonfinitePolicy::kSkip;
+  LeftOutSteps steps(config);
+  for (int i = 0; i < LeftOutSteps::kMostInARow; ++i) CHECK(!steps.add(result_of(5, "somewhere")));
+  CHECK(!steps.add(result_of(0)));
+  CHECK(steps.nonfinite_in_a_row() == LeftOutSteps::kMostInARow);
+  const std::optional<Error> error = steps.add(result_of(5, "somewhere"));
+  REQUIRE(error);
+  CHECK(error->kind() == ErrorKind::kFault);
+  CHECK(contains(error->what(), "not finite, somewhere; this step changed no weights; the 10 steps before it neither"));
+  CHECK(!steps.add(result_of(5)));
+  CHECK(steps.nonfinite_in_a_row() == 0);
+}
+
 TEST_CASE("A sound step says nothing") {
   const StepResult result = step_with([](const ParameterTable&) {});
   CHECK(result.nonfinite.empty());
