@@ -102,6 +102,9 @@ struct ReportedElsewhere {
   int exit_code;
 };
 
+// What a library threw, as an error of ours: of memory that the host did not give, with how much there is.
+Error as_error(const std::exception& error);
+
 // Runs a part of the set-up that may fail on some ranks only. If any rank failed, the lowest one that did throws
 // SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
 void together(Communicator& world, const std::function<void()>& part);

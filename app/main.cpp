@@ -196,7 +196,7 @@ int run_job(int argc, char** argv, invar::MpiSession& session) {
   } catch (const Error& error) {
     end_job(error, session);
   } catch (const std::exception& error) {
-    end_job(Error(ErrorKind::kFault, error.what()), session);
+    end_job(invar::app::as_error(error), session);
   }
 }
 

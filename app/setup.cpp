@@ -5,11 +5,24 @@
 #include <array>
 #include <cstdlib>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "app/commands.h"
+#include "device/memory.h"
 
 namespace invar::app {
+
+Error as_error(const std::exception& error) {
+  const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                         dynamic_cast<const std::length_error*>(&error) != nullptr;
+  if (!is_memory) return Error(ErrorKind::kFault, error.what());
+  constexpr int64_t kMiB = 1 << 20;
+  return Error(ErrorKind::kFault,
+               format("out of memory: the host gave no more to this process, which holds {} MiB of {} MiB at its most",
+                      peak_memory_bytes(Stream(DeviceType::kCpu)) / kMiB, host_memory_bytes() / kMiB),
+               "invar plan shows the memory per rank; use more hosts, smaller sizes, or fewer ranks on this one");
+}
 
 void together(Communicator& world, const std::function<void()>& part) {
   std::optional<Error> mine;
@@ -18,7 +31,7 @@ void together(Communicator& world, const std::function<void()>& part) {
   } catch (const Error& error) {
     mine = error;
   } catch (const std::exception& error) {
-    mine = Error(ErrorKind::kFault, error.what());
+    mine = as_error(error);
   }
   const int64_t nobody = world.size();
   const int64_t first = all_reduce_value(world, mine ? int64_t{world.rank()} : nobody, ReduceOp::kMin);

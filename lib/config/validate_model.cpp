@@ -8,8 +8,13 @@
 namespace invar {
 namespace {
 
-// Far above any model; keeps the search for fitting degrees short.
+// Far above any model. They keep searches short, and the sizes of tensors within 63 bits.
 constexpr int64_t kMostHeads = 1 << 16;
+constexpr int64_t kMostLayers = 1 << 12;
+constexpr int64_t kLargestHead = 1 << 12;
+constexpr int64_t kWidest = 1 << 20;  // of the residual stream and of the inputs of layers
+constexpr int64_t kWidestMlp = 1 << 22;
+constexpr int64_t kLargestVocabulary = 1 << 24;
 
 // Keys that no other family knows.
 constexpr std::string_view kGemma4Only[] = {"model.layer_types",
@@ -74,13 +79,13 @@ void check_divides_query_heads(const Config& config, const std::string& key, int
 
 void check_shape(const Config& config) {
   const ModelConfig& model = config.model;
-  check_count(config, "model.vocab_size", model.vocab_size, 1);
-  check_count(config, "model.hidden_size", model.hidden_size, 1);
-  check_count(config, "model.intermediate_size", model.intermediate_size, 1);
-  check_count(config, "model.num_hidden_layers", model.num_hidden_layers, 1);
+  check_count(config, "model.vocab_size", model.vocab_size, 1, kLargestVocabulary);
+  check_count(config, "model.hidden_size", model.hidden_size, 1, kWidest);
+  check_count(config, "model.intermediate_size", model.intermediate_size, 1, kWidestMlp);
+  check_count(config, "model.num_hidden_layers", model.num_hidden_layers, 1, kMostLayers);
   check_count(config, "model.num_attention_heads", model.num_attention_heads, 1, kMostHeads);
   check_count(config, "model.num_key_value_heads", model.num_key_value_heads, 1);
-  check_count(config, "model.head_dim", model.head_dim, 2);
+  check_count(config, "model.head_dim", model.head_dim, 2, kLargestHead);
   check_count(config, "model.max_position_embeddings", model.max_position_embeddings, 1);
   check_positive(config, "model.rms_norm_eps", model.rms_norm_eps);
   check_rope_base(config, "model.rope_theta", model.rope_theta);
@@ -129,7 +134,7 @@ void check_window(const Config& config, bool any_slides) {
 
 void check_full_heads(const Config& config, bool any_slides) {
   const ModelConfig& model = config.model;
-  check_count(config, "model.global_head_dim", model.global_head_dim, 0);
+  check_count(config, "model.global_head_dim", model.global_head_dim, 0, kLargestHead);
   check_count(config, "model.num_global_key_value_heads", model.num_global_key_value_heads, 0);
   for (const auto& [global, plain, value] :
        {std::tuple{"model.global_head_dim", "model.head_dim", model.global_head_dim},
@@ -196,7 +201,7 @@ void check_gemma4(const Config& config) {
   check_full_heads(config, any_slides);
   check_partial_rotary(config);
   check_shared_layers(config);
-  check_count(config, "model.hidden_size_per_layer_input", config.model.hidden_size_per_layer_input, 0);
+  check_count(config, "model.hidden_size_per_layer_input", config.model.hidden_size_per_layer_input, 0, kWidest);
   if (config.model.final_logit_softcapping != 0) {  // 0: none
     check_positive(config, "model.final_logit_softcapping", config.model.final_logit_softcapping);
   }

@@ -1,6 +1,7 @@
 #include "config/validate_parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "config/contract.h"
@@ -10,6 +11,7 @@
 #include "config/suggest.h"
 #include "config/units.h"
 #include "config/validation.h"
+#include "core/integer.h"
 
 namespace invar {
 namespace {
@@ -202,6 +204,22 @@ void check_sequence(const Config& config, int tensor) {
   }
 }
 
+// Samples and tokens of the run can be counted.
+void check_counts(const Config& config, int64_t batch) {
+  if (batch > kMostSamplesOfStep) {
+    refuse(config, {"train.micro_batch_size", "parallel.data"},
+           format("a step of {} samples (train.micro_batch_size · data) exceeds {}", batch, kMostSamplesOfStep),
+           "use a smaller train.micro_batch_size");
+  }
+  const std::optional<int64_t> tokens =
+      checked_product(std::array<int64_t, 3>{config.train.steps, batch, config.train.sequence_length});
+  if (tokens.value_or(kMostTokensInAll + 1) <= kMostTokensInAll) return;
+  refuse(config, {"train.steps", "train.global_batch_size", "train.sequence_length"},
+         format("train.steps = {} of {} samples of {} tokens: more tokens than 2^62", config.train.steps, batch,
+                config.train.sequence_length),
+         "use fewer steps, or a smaller batch");
+}
+
 void check_worker_count(const Config& config, int64_t batch) {
   const int64_t workers = config.numerics.workers;
   if (config.numerics.reduction == Reduction::kFast || workers <= batch) return;
@@ -228,6 +246,7 @@ void check_workers(const Config& config, int world_size) {
 
 // The grid tensor · data, once it is whole: without failures, or with spares in their places.
 void check_grid(const Config& config, int ranks) {
+  check_counts(config, global_batch_size(config, ranks));
   check_batch(config, ranks);
   check_sequence(config, config.parallel.tensor);
   check_worker_count(config, global_batch_size(config, ranks));
@@ -265,6 +284,7 @@ void check_nonuniform(const Config& config, int launched, std::span<const HostSl
     return;
   }
   check_widths(config, plan);
+  check_counts(config, plan.batch());
   check_sequence(config, *std::max_element(plan.widths.begin(), plan.widths.end()));
   check_worker_count(config, plan.batch());
 }

@@ -20,7 +20,7 @@ void check_train(const Config& config) {
   check_count(config, "train.steps", train.steps, 1);
   check_count(config, "train.sequence_length", train.sequence_length, 1);
   check_count(config, "train.micro_batch_size", train.micro_batch_size, 1);
-  check_count(config, "train.global_batch_size", train.global_batch_size, 0);
+  check_count(config, "train.global_batch_size", train.global_batch_size, 0, kMostSamplesOfStep);
   check_count(config, "train.eval_every", train.eval_every, 0);
   check_count(config, "train.eval_batches", train.eval_batches, 1);
   check_count(config, "train.exit_after_steps", train.exit_after_steps, 0);
@@ -31,6 +31,12 @@ void check_train(const Config& config) {
            format("train.sequence_length = {} exceeds model.max_position_embeddings = {}", train.sequence_length,
                   config.model.max_position_embeddings),
            format("use at most {}, or raise model.max_position_embeddings", config.model.max_position_embeddings));
+  }
+  if (train.micro_batch_size > kMostTokens / train.sequence_length) {
+    refuse(config, {"train.micro_batch_size", "train.sequence_length"},
+           format("train.micro_batch_size · train.sequence_length = {} · {} exceeds {} tokens", train.micro_batch_size,
+                  train.sequence_length, kMostTokens),
+           "a micro-batch lies in the memory of a rank: use a smaller one");
   }
   if (train.eval_every == 0) refuse_if_set(config, "train.eval_batches", "with train.eval_every: 0");
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "config/replica_plan.h"
@@ -8,6 +10,10 @@ namespace invar {
 
 // train.micro_batch_size, with numerics.reduction: invariant, at most: ops::kMostSamples.
 inline constexpr int64_t kMostMicroBatch = 896;
+// Far above any run: samples of a step, tokens of a micro-batch and of a whole run.
+inline constexpr int64_t kMostSamplesOfStep = 1 << 24;
+inline constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kMostTokensInAll = int64_t{1} << 62;
 
 // Judges the values of a training config together, for a job of `launched` ranks, on these hosts if they are known
 // (plan_replicas() says when they must be): everything that can be refused

@@ -57,10 +57,11 @@ Arena::~Arena() {
 }
 
 Tensor Arena::allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape) {
+  constexpr int64_t kLargest = int64_t{1} << 56;  // so that sums of a few arenas can be counted
   Tensor tensor(nullptr, dtype, device_, shape);
   int64_t padded, end;
   if (__builtin_add_overflow(tensor.bytes(), kAlignment - 1, &padded) ||
-      __builtin_add_overflow(used_, padded / kAlignment * kAlignment, &end)) {
+      __builtin_add_overflow(used_, padded / kAlignment * kAlignment, &end) || end > kLargest) {
     throw Error(
         ErrorKind::kConfig,
         format("arena '{}': '{}' of {} after {} bytes is too large to address", name_, label, tensor.describe(), used_),

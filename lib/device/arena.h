@@ -30,7 +30,7 @@ class Arena {
   ~Arena();
 
   // Uninitialised after a release; aligned to kAlignment. Throws Error{kFault} naming arena, label and sizes when full,
-  // Error{kConfig} if the sizes cannot be counted in 63 bits.
+  // Error{kConfig} if the sizes cannot be counted, beyond 2^56 bytes.
   Tensor allocate(std::string_view label, DType dtype, std::initializer_list<int64_t> shape);
 
   Mark mark() const { return used_; }

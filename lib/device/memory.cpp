@@ -1,6 +1,7 @@
 #include "device/memory.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "device/device.h"
 
@@ -14,6 +15,10 @@ int64_t peak_memory_bytes(const Stream& stream) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{usage.ru_maxrss} * 1024;
+}
+
+int64_t host_memory_bytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace invar

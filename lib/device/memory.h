@@ -10,4 +10,7 @@ namespace invar {
 // other processes too.
 int64_t peak_memory_bytes(const Stream& stream);
 
+// What the host has in all, in bytes.
+int64_t host_memory_bytes();
+
 }  // namespace invar

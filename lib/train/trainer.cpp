@@ -58,8 +58,17 @@ std::string describe_memory(const MemorySizes& memory) {
                 mib(memory.scratch + memory.constants));
 }
 
-// Before anything is allocated: what the arenas need does not fit on the GPU. After a step the libraries have theirs.
+// Before anything is allocated: what the arenas need does not fit in the host or on the GPU. After a step the libraries
+// have theirs.
 void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool after_a_step) {
+  constexpr const char* kUseLess =
+      "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full";
+  if (stream.device() == DeviceType::kCpu && memory.total() > host_memory_bytes()) {
+    throw Error(
+        ErrorKind::kFault,
+        format("out of memory: a rank needs {}; the host has {}", describe_memory(memory), mib(host_memory_bytes())),
+        kUseLess);
+  }
   if (stream.device() != DeviceType::kCuda) return;
   const CudaMemoryInfo gpu = cuda_memory_info();
   const int64_t beside = after_a_step ? 0 : kOutsideArenas + memory.proofs;
@@ -69,7 +78,7 @@ void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool afte
   throw Error(ErrorKind::kFault,
               format("out of GPU memory: the run needs {}{}; of {} {} are free", describe_memory(memory), libraries,
                      mib(gpu.total), mib(gpu.free)),
-              "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full");
+              kUseLess);
 }
 
 // What did not fit is one of these.

@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 import invar_job
-from invar_job import ROOT, JobTest
+from invar_job import ROOT, JobTest, to_yaml
 
 USAGE = 2
 
@@ -52,6 +52,31 @@ class Plan(JobTest):
                     found = re.search(r"^parameters +([\d,]+)( and \d+ untrained)?$", outcome.stdout, re.M)
                     count = int(found[1].replace(",", ""))
                     self.assertEqual(count, self.PARAMETERS.get(config.stem, count))
+
+    def small(self):
+        self.write("small.yaml", to_yaml({
+            "model": {"vocab_size": 250, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+                      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+            "train": {"steps": 3, "sequence_length": 32}}))
+        return self.folder / "small.yaml"
+
+    def test_sizes_that_no_machine_has(self):
+        """Refused, or planned, at once: as numbers the largest ones are as good as small ones."""
+        for override in ("model.num_hidden_layers=1000000", "model.intermediate_size=2147483647",
+                         "train.micro_batch_size=2147483647"):
+            outcome = self.plan(self.small(), 1, override)
+            self.assertEqual(outcome.code, USAGE, outcome)
+            self.assertIn(f"argument {override}: ", outcome.stderr)
+        for overrides in (["train.micro_batch_size=1000000"],
+                          ["numerics.reduction=invariant", "train.global_batch_size=16777216"]):
+            outcome = self.plan(self.small(), 1, "device=cpu", *overrides)
+            self.assertEqual(outcome.code, 0, outcome)
+
+    def test_memory_that_the_host_does_not_have(self):
+        outcome = self.run_invar("train", self.small(), "device=cpu",
+                                 "train.micro_batch_size=10000000")
+        self.assertEqual(outcome.code, 1, outcome)
+        self.assertRegex(outcome.stderr, r"out of memory: a rank needs \d+\.\d MiB \(.*\); the host has \d+\.\d MiB")
 
     def test_tensor_parallelism_shares_the_per_layer_table(self):
         """2.8 of E4B's 7.5 billion parameters: were each rank to hold them all, memory would not fall like this."""

@@ -35,6 +35,39 @@ parallel:
                 [&] { validate(load_text("train: {steps: 0}\nmodel: {preset: qwen3-0.6b}\n"), 1); });
 }
 
+TEST_CASE("sizes that no machine has are refused before anything is built") {
+  const auto model = [](auto member, int64_t value) { return [member, value](Config& c) { c.model.*member = value; }; };
+  const auto train = [](int64_t steps, int64_t length, int64_t micro, int64_t batch) {
+    return [=](Config& c) {
+      c.model.max_position_embeddings = INT_MAX;
+      c.train.steps = steps, c.train.sequence_length = length;
+      c.train.micro_batch_size = micro, c.train.global_batch_size = batch;
+    };
+  };
+  using M = ModelConfig;
+  refuses(model(&M::num_hidden_layers, 1000000), "model.num_hidden_layers = 1000000 must be 1 to 4096", "at most 4096");
+  refuses(model(&M::intermediate_size, INT_MAX), "model.intermediate_size = 2147483647 must be 1 to 4194304",
+          "at most");
+  refuses(model(&M::hidden_size, 2000000), "model.hidden_size = 2000000 must be 1 to 1048576", "at most");
+  refuses(model(&M::vocab_size, INT_MAX), "model.vocab_size = 2147483647 must be 1 to 16777216", "at most");
+  refuses(model(&M::head_dim, 8192), "model.head_dim = 8192 must be 2 to 4096", "at most");
+  refuses(train(1, 32, INT_MAX, 0), "train.micro_batch_size · train.sequence_length = 2147483647 · 32 exceeds",
+          "smaller");
+  refuses(train(1, 32, 1, INT_MAX), "train.global_batch_size = 2147483647 must be 0 to 16777216", "at most");
+  refuses(train(1, 1, 1 << 23, 0), "a step of 33554432 samples", "smaller");
+  refuses(train(INT_MAX, INT_MAX, 1, 1 << 24), "train.steps = 2147483647 of 16777216 samples of 2147483647 tokens",
+          "fewer steps");
+  accepts(train(INT_MAX, 4096, 1, 1 << 18));
+  accepts(train(1, 32, 1 << 20, 0));
+}
+
+TEST_CASE("a refusal names the file where the key was not given") {
+  require_error(ErrorKind::kConfig, {"c.yaml: train.steps is not set"}, {"set train.steps"},
+                [&] { validate(load_text("model: {preset: qwen3-0.6b}\n"), 1); });
+  require_error(ErrorKind::kConfig, {"c.yaml: section model lacks vocab_size"}, {"model.preset"},
+                [&] { validate(load_text("train: {steps: 1}\n"), 1); });
+}
+
 TEST_CASE("model fields") {
   const auto set = [](auto member, auto value) {
     return
