@@ -24,10 +24,14 @@ int train(const TrainArguments& arguments, MpiSession& session);
 // The exit code of a run that stopped early with a checkpoint to go on from.
 inline constexpr int kRestartMe = 75;
 
-// From now on SIGUSR1, SIGUSR2 and SIGTERM only store their number where this points: the run saves and ends.
+// From now on SIGUSR1, SIGUSR2 and SIGTERM only store their number where this points: the run saves and ends. Called
+// before anything else, so that none comes too early; they are unblocked, as a launcher may have blocked them until
+// now.
 const volatile std::sig_atomic_t* catch_stop_signals();
 // They end the process again, at once.
 void release_stop_signals();
+// The same, and one that came before ends it now: there will be nothing to save.
+void heed_stop_signals();
 
 struct PlanArguments {
   std::string config;

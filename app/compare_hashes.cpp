@@ -22,7 +22,7 @@ using TensorHashes = std::vector<std::pair<std::string, std::string>>;  // name,
 
 // The tensors' hashes of a step; nothing without them. A file of many long lines, of which one is parsed.
 std::optional<TensorHashes> read_tensors(const fs::path& run, int64_t step, const std::string& kind) {
-  const fs::path path = run / (std::string(StateHashWriter::kStateHashesName) + ".jsonl");
+  const fs::path path = run / StateHashWriter::kStateHashesFile;
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
   const std::string head = format("{{\"step\":{},", step);

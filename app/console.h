@@ -1,13 +1,19 @@
 #pragma once
 
-#include <cstdio>
+#include <cerrno>
 #include <string>
+
+#include "core/file_error.h"
+#include "core/standard_output.h"
 
 namespace invar::app {
 
-// One line of a subcommand's result, on standard output.
+// One line of a subcommand's result, on standard output. Error{kFault} with the system's reason if it cannot be
+// written; but a reader who has gone wants no more of it.
 inline void print_line(const std::string& text) {
-  std::fputs((text + "\n").c_str(), stdout);
+  if (const int error = write_standard_output(text); error != 0 && error != EPIPE) {
+    fail_file("standard output", "cannot be written", error);
+  }
 }
 
 }  // namespace invar::app

@@ -1,5 +1,3 @@
-#include <fstream>
-
 #include "app/commands.h"
 #include "app/console.h"
 #include "checkpoint/checkpoint_reader.h"
@@ -8,6 +6,7 @@
 #include "config/field.h"
 #include "config/hf_config.h"
 #include "config/yaml_loader.h"
+#include "core/pending_file.h"
 
 namespace invar::app {
 namespace {
@@ -58,9 +57,7 @@ int export_checkpoint(const ExportArguments& arguments, MpiSession& session) {
     writer.finish();
   }
   write_hf_index(folder, shards);
-  std::ofstream file(folder / "config.json");
-  file << to_hf_config(config.model, precision);
-  if (!file.flush()) throw Error(ErrorKind::kFault, format("cannot write {}", (folder / "config.json").string()));
+  write_text_file(folder / "config.json", to_hf_config(config.model, precision));
   print_line(format("exported step {} of {} to {}", reader.info().step, reader.folder().string(), folder.string()));
   return 0;
 }

@@ -54,7 +54,7 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   if (!directory.steps().empty()) {
     throw Error(ErrorKind::kConfig, format("{} holds checkpoints already", arguments.checkpoints), "name a new folder");
   }
-  const RunDirectory::Lock lock = directory.lock();
+  const FolderLock lock = directory.lock();
   if (const CleanUp clean_up = directory.prepare(0); !clean_up.done.empty()) print_line(clean_up.done);
   const std::filesystem::path pending = directory.pending_path_of(0);
 

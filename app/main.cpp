@@ -1,8 +1,10 @@
 // invar: the one executable. Subcommands live in files of their own; only this file ends the process.
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <span>
+#include <sstream>
 #include <thread>
 
 #include "app/commands.h"
@@ -158,7 +160,14 @@ Error usage_error(const CommandLine& line, const CLI::ParseError& error, std::sp
                nearest.empty() ? all : invar::format("did you mean {}?", nearest));
 }
 
+// A command that leaves something behind goes on without its reader; the others have nobody left to work for.
+void choose_signals(const CommandLine& line) {
+  if (*line.train_command || *line.export_command || *line.import_command) std::signal(SIGPIPE, SIG_IGN);
+  if (!*line.train_command) invar::app::heed_stop_signals();
+}
+
 int run(const CommandLine& line, invar::MpiSession& session) {
+  choose_signals(line);
   if (*line.train_command) return invar::app::train(line.train, session);
   if (*line.plan_command) return invar::app::plan(line.plan, session);
   if (*line.parity_command) return invar::app::parity(line.parity, session);
@@ -172,6 +181,14 @@ int run(const CommandLine& line, invar::MpiSession& session) {
   return 0;
 }
 
+void print_help(const CommandLine& line, const CLI::ParseError& asked) {
+  std::ostringstream text;
+  line.app.exit(asked, text, text);
+  std::string lines = text.str();
+  while (lines.ends_with('\n')) lines.pop_back();
+  invar::app::print_line(lines);
+}
+
 int run_job(int argc, char** argv, invar::MpiSession& session) {
   CommandLine line;
   try {
@@ -180,7 +197,7 @@ int run_job(int argc, char** argv, invar::MpiSession& session) {
     const bool is_help = error.get_exit_code() == 0;
     if (session.world().rank() == 0) {
       if (is_help)
-        line.app.exit(error);
+        print_help(line, error);
       else
         print_error(usage_error(line, error, {argv, static_cast<size_t>(argc)}));
     }
@@ -203,6 +220,8 @@ int run_job(int argc, char** argv, invar::MpiSession& session) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  invar::app::catch_stop_signals();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is an error like a full disk
   try {
     invar::MpiSession session(&argc, &argv);
     return run_job(argc, argv, session);

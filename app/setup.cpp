@@ -53,12 +53,23 @@ const volatile std::sig_atomic_t* catch_stop_signals() {
   struct sigaction action {};
   action.sa_handler = [](int number) { stop_signal = number; };
   action.sa_flags = SA_RESTART;
-  for (const int number : kStopSignals) sigaction(number, &action, nullptr);
+  sigset_t stops;
+  sigemptyset(&stops);
+  for (const int number : kStopSignals) {
+    sigaction(number, &action, nullptr);
+    sigaddset(&stops, number);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &stops, nullptr);
   return &stop_signal;
 }
 
 void release_stop_signals() {
   for (const int number : kStopSignals) signal(number, SIG_DFL);
+}
+
+void heed_stop_signals() {
+  release_stop_signals();
+  if (stop_signal != 0) raise(stop_signal);
 }
 
 int threads_per_rank(int ranks_on_host) {

@@ -34,9 +34,31 @@ void refuse_results(const Config& config) {
   }
   const std::filesystem::path metrics = std::filesystem::path(config.log.dir) / "metrics.jsonl";
   if (!config.log.dir.empty() && std::filesystem::exists(metrics)) {
-    throw Error(ErrorKind::kConfig, format("--fake-world would write over {}, of another run", metrics.string()),
+    throw Error(ErrorKind::kConfig,
+                format("--fake-world would put its metrics in place of {}, of another run", metrics.string()),
                 "set log.dir to another folder");
   }
+}
+
+// Of its checkpoints and its log; one rank of a run takes them.
+std::vector<FolderLock> lock_folders(const Config& config) {
+  std::vector<FolderLock> locks;
+  const auto take = [&](const char* key, const auto& lock) {
+    try {
+      locks.push_back(lock());
+    } catch (const Error& error) {
+      throw error.in(key);
+    }
+  };
+  const std::string checkpoints = checkpoint_dir(config);
+  if (!checkpoints.empty()) take("checkpoint.dir", [&] { return RunDirectory(checkpoints).lock(); });
+  std::error_code differ;
+  if (config.log.dir.empty() || std::filesystem::equivalent(config.log.dir, checkpoints, differ)) return locks;
+  take("log.dir", [&] {
+    return lock_folder(config.log.dir, "another run writes its log and metrics here",
+                       "end the other one, or give this one a log.dir of its own");
+  });
+  return locks;
 }
 
 // Rank 0 has no embeddings of tokens of other ranks, and zeros in their place would make gradients overflow.
@@ -54,6 +76,7 @@ void use_tokens_of_rank_0(Config& config, const ReplicaPlan& plan) {
 
 // Rank 0 of a job whose other ranks do not exist.
 int train_alone(const TrainArguments& arguments, MpiSession& session) {
+  heed_stop_signals();
   if (session.world().size() != 1) {
     throw Error(ErrorKind::kConfig, format("--fake-world under a launcher, with {} ranks", session.world().size()),
                 "start it without mpirun or srun");
@@ -69,6 +92,7 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
     config.parallel.nonuniform.batch = BatchPolicy::kKeep;
   }
   const RankDevice device = open_device(config, session, session.world());
+  const std::vector<FolderLock> locks = lock_folders(config);
   const Topology topology = training_topology(config, plan);
   const std::unique_ptr<Communicator> world = make_fake_communicator(0, topology.world(), "world");
   const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(make_fake_communicator));
@@ -105,11 +129,10 @@ Ending train_by_plan(const Config& config, TrainingRanks& ranks, const RankDevic
 Ending train_together(Config& config, Config given, TrainingRanks& ranks, MpiSession& session,
                       std::span<const HostSlot> hosts) {
   Communicator& world = ranks.world();
-  RunDirectory::Lock lock;  // before anybody looks for the latest checkpoint
+  std::vector<FolderLock> locks;  // before anybody looks for the latest checkpoint or writes
   together(world, [&] {
     choose_device(config);
-    const std::string dir = checkpoint_dir(config);
-    if (world.rank() == 0 && !dir.empty()) lock = RunDirectory(dir).lock();
+    if (world.rank() == 0) locks = lock_folders(config);
   });
   const RankDevice device = open_device(config, session, world);
   StopControl stop(config.train, checkpoint_dir(config).empty() ? nullptr : catch_stop_signals());
@@ -137,7 +160,7 @@ Ending train_together(Config& config, Config given, TrainingRanks& ranks, MpiSes
       work->start_anew(given, ranks.plan());
     }
   } catch (...) {
-    (void)new RunDirectory::Lock(std::move(lock));  // until the process ends, which writes on
+    (void)new std::vector<FolderLock>(std::move(locks));  // until the process ends, which writes on
     throw;
   }
 }
@@ -153,6 +176,7 @@ int train(const TrainArguments& arguments, MpiSession& session) {
     validate(config, session.world().size(), hosts);
     settle_eod_id(config);
   });
+  if (checkpoint_dir(config).empty()) heed_stop_signals();
   const Config given = config;
   std::optional<TrainingRanks> ranks;
   together(session.world(), [&] { ranks.emplace(config, session, hosts); });  // which all refuse if one does

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/file_error.h"
+
 namespace invar::hdf5 {
 namespace {
 
@@ -40,11 +42,14 @@ std::string last_error() {
 
 [[noreturn]] void fail_writing(const std::filesystem::path& file, const std::string& name, const std::string& what,
                                const std::string& reason, std::source_location where) {
-  const auto says = [&](int code) { return reason.find(std::strerror(code)) != std::string::npos; };
+  std::string fix;  // the library has made text of the error number
+  for (const int code : {ENOSPC, EDQUOT, EFBIG, EACCES, EROFS}) {
+    if (reason.find(std::strerror(code)) != std::string::npos) fix = fix_of_file_error(code);
+  }
   throw Error(ErrorKind::kFault,
               name.empty() ? format("{}: {}: {}", file.string(), what, reason)
                            : format("{}: dataset '{}': {}: {}", file.string(), name, what, reason),
-              says(ENOSPC) || says(EDQUOT) ? "free some space or write to another disk" : "", where);
+              fix, where);
 }
 
 PropertyId file_access() {

@@ -53,9 +53,12 @@ void prepare_hf_folder(const fs::path& folder, const std::string& key, const std
     if (path.extension() == ".safetensors" && !is_of(folder, owner))
       refuse(format("holds {} already", path.filename().string()));
   }
-  const fs::path probe = folder / ".invar_probe";
-  if (error || !std::ofstream(probe)) refuse("cannot be written");
-  fs::remove(probe, error);
+  if (error) refuse("cannot be read: " + error.message());
+  try {
+    const PendingFile probe(folder / ".invar_probe");
+  } catch (const Error& unusable) {
+    refuse(format("cannot be written: {}", unusable.what()));
+  }
 }
 
 void claim_hf_folder(const fs::path& folder, const std::string& key, const std::string& owner) {
@@ -70,7 +73,7 @@ void claim_hf_folder(const fs::path& folder, const std::string& key, const std::
     }
   }
   fs::remove(folder / kOwner, ignored);
-  if (!owner.empty()) std::ofstream(folder / kOwner) << owner << "\n";
+  if (!owner.empty()) write_text_file(folder / kOwner, owner + "\n");
 }
 
 void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) {
@@ -92,10 +95,7 @@ void write_hf_index(const fs::path& folder, const std::vector<HfShard>& shards) 
     }
   }
   const nlohmann::json index{{"metadata", {{"total_size", total_size}}}, {"weight_map", weight_map}};
-  const std::string text = index.dump(2) + "\n";
-  PendingFile file(folder / safetensors::kIndexFile);
-  file.write_at(std::as_bytes(std::span(text)), 0);
-  file.publish();
+  write_text_file(folder / safetensors::kIndexFile, index.dump(2) + "\n");
 }
 
 }  // namespace invar

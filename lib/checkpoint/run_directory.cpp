@@ -1,15 +1,9 @@
 #include "checkpoint/run_directory.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <thread>
 
 #include "checkpoint/checkpoint_index.h"
 #include "core/error.h"
@@ -27,7 +21,6 @@ constexpr std::string_view kPending = ".tmp";
 constexpr std::string_view kOld = ".old";
 constexpr const char* kLatest = "latest";
 constexpr int64_t kLongestLatest = 4096;  // bytes
-constexpr const char* kLock = "lock";
 
 std::string name_of(int64_t step) {
   return format("{}{:08}", kPrefix, step);
@@ -59,10 +52,7 @@ void attempt(const fs::path& path, const char* what, Action action) {
 }
 
 void write_latest(const fs::path& folder, const std::string& name) {
-  const std::string text = name + "\n";
-  PendingFile file(folder / kLatest);
-  file.write_at(std::as_bytes(std::span(text)), 0);
-  file.publish();
+  write_text_file(folder / kLatest, name + "\n");
 }
 
 constexpr const char* kUnreadable = "make it readable again; to begin anew, use another checkpoint.dir";
@@ -249,24 +239,9 @@ CleanUp RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) cons
   return result;
 }
 
-RunDirectory::Lock RunDirectory::lock(std::chrono::milliseconds patience) const {
-  attempt(folder_, "cannot be made", [&] { fs::create_directories(folder_); });
-  const fs::path path = folder_ / kLock;
-  Lock lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!lock) {
-    throw Error(ErrorKind::kFault, format("{}: cannot be created: {}", path.string(), std::strerror(errno)),
-                "check checkpoint.dir, its permissions and the space on its disk");
-  }
-  constexpr std::chrono::milliseconds kPause(200);
-  for (auto waited = kPause * 0; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; waited += kPause) {
-    if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks
-    if (waited >= patience) {
-      throw Error(ErrorKind::kConfig, format("{}: another run saves its checkpoints here", folder_.string()),
-                  "end the other one, or give this one a checkpoint.dir or log.dir of its own");
-    }
-    std::this_thread::sleep_for(kPause);
-  }
-  return lock;
+FolderLock RunDirectory::lock(std::chrono::milliseconds patience) const {
+  return lock_folder(folder_, "another run saves its checkpoints here",
+                     "end the other one, or give this one a checkpoint.dir or log.dir of its own", patience);
 }
 
 fs::path find_checkpoint(const fs::path& path) {

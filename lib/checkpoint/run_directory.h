@@ -1,7 +1,5 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/unique_handle.h"
+#include "core/folder_lock.h"
 
 namespace invar {
 
@@ -54,11 +52,8 @@ class RunDirectory {
   // `latest` names. Later ones are of a run that went on from here before; they stay.
   CleanUp prune(int64_t step, int64_t keep, int64_t keep_every) const;
 
-  // Held as long as it lives, however the process ends. Error{kConfig} if another process holds it for that long: the
-  // ranks of a killed job take some seconds to end. On a file system without locks it holds nobody off. Creates the
-  // folder.
-  using Lock = UniqueHandle<int, ::close, -1>;
-  Lock lock(std::chrono::milliseconds patience = std::chrono::seconds(10)) const;
+  // See lock_folder().
+  FolderLock lock(std::chrono::milliseconds patience = std::chrono::seconds(10)) const;
 
  private:
   std::filesystem::path folder_;

@@ -146,7 +146,7 @@ Descriptor take_lock(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
   if (error) refuse(path.parent_path(), "cannot be created", error.value());
-  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
   if (!lock) refuse(path, "cannot be created");
   while (::flock(lock.get(), LOCK_EX) != 0) {
     if (errno != EINTR) refuse(path, "cannot be locked");

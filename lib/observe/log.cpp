@@ -1,53 +1,90 @@
 #include "observe/log.h"
 
-#include <spdlog/logger.h>
-#include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <chrono>
+#include <ctime>
+#include <mutex>
+#include <optional>
 
 #include "core/error.h"
+#include "core/file_error.h"
+#include "core/standard_output.h"
+#include "observe/line_file.h"
 
 namespace invar {
+namespace {
 
-// Two loggers made directly, so that spdlog's registry of names stays out of it. Either may be absent.
-struct Log::Sinks {
-  std::unique_ptr<spdlog::logger> console;
-  std::unique_ptr<spdlog::logger> file;
+void write_console(const std::string& line) {
+  if (const int error = write_standard_output(line)) fail_file("standard output", "cannot be written", error);
+}
 
-  void write(spdlog::level::level_enum level, const std::string& message, const char* console_prefix) {
-    if (console) console->log(level, spdlog::string_view_t(console_prefix + message));
-    if (file) file->log(level, spdlog::string_view_t(message));
+// 2024-05-31 12:00:00.000, local time.
+std::string time_stamp() {
+  using std::chrono::system_clock;
+  const auto now = system_clock::now();
+  const std::time_t seconds = system_clock::to_time_t(now);
+  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()) % 1000;
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  return format("{:04}-{:02}-{:02} {:02}:{:02}:{:02}.{:03}", local.tm_year + 1900, local.tm_mon + 1, local.tm_mday,
+                local.tm_hour, local.tm_min, local.tm_sec, milliseconds.count());
+}
+
+// A place for lines that may fail and come back.
+struct Output {
+  bool fails = false;
+
+  // What went wrong, if it went well before.
+  template <class Action>
+  std::string attempt(Action action) {
+    try {
+      action();
+      fails = false;
+    } catch (const Error& error) {
+      if (!std::exchange(fails, true)) return error.what();
+    }
+    return "";
   }
 };
 
-namespace {
-
-std::unique_ptr<spdlog::logger> make_console() {
-  // No colours: mpirun gives rank 0 a terminal of its own, also where its output goes to a file.
-  auto logger = std::make_unique<spdlog::logger>("console", std::make_shared<spdlog::sinks::stdout_sink_mt>());
-  logger->set_pattern("%v");
-  logger->flush_on(spdlog::level::info);
-  return logger;
-}
-
-std::unique_ptr<spdlog::logger> make_file(int world_rank, const std::filesystem::path& path) {
-  try {
-    auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
-    auto logger = std::make_unique<spdlog::logger>("file", std::move(sink));
-    logger->set_pattern(format("%Y-%m-%d %H:%M:%S.%e | rank {} | %l | %v", world_rank));
-    logger->set_level(world_rank == 0 ? spdlog::level::info : spdlog::level::warn);
-    logger->flush_on(spdlog::level::info);
-    return logger;
-  } catch (const spdlog::spdlog_ex& error) {
-    throw Error(ErrorKind::kFault, format("{}: cannot be opened: {}", path.string(), error.what()),
-                "the run directory must be writable");
-  }
-}
-
 }  // namespace
 
-Log::Log(int world_rank, const std::filesystem::path& run_directory) : sinks_(std::make_unique<Sinks>()) {
-  if (world_rank == 0) sinks_->console = make_console();
-  if (!run_directory.empty()) sinks_->file = make_file(world_rank, run_directory / "log.txt");
+struct Log::Outputs {
+  std::mutex mutex;
+  int world_rank = 0;
+  std::optional<LineFile> file;
+  Output to_console, to_file;
+
+  std::string put_in_file(const char* level, const std::string& message) {
+    if (!file) return "";
+    return to_file.attempt(
+        [&] { file->write(format("{} | rank {} | {} | {}", time_stamp(), world_rank, level, message)); });
+  }
+  std::string put_on_console(const std::string& line) {
+    if (world_rank != 0) return "";
+    return to_console.attempt([&] { write_console(line); });
+  }
+
+  // console: null for what is not for it. Each output's failure is told once, on the other one.
+  void write(const char* level, const std::string& message, const char* console) {
+    const std::lock_guard lock(mutex);
+    const std::string no_console = console == nullptr ? "" : put_on_console(console + message);
+    std::string no_file = put_in_file(level, message);
+    if (!no_console.empty()) {
+      const std::string also = put_in_file("warning", no_console + "; the run goes on without its console");
+      if (no_file.empty()) no_file = also;
+    }
+    if (!no_file.empty()) put_on_console(format("warning: {}; the run goes on", no_file));
+  }
+};
+
+Log::Log(int world_rank, const std::filesystem::path& run_directory) : outputs_(std::make_unique<Outputs>()) {
+  outputs_->world_rank = world_rank;
+  if (run_directory.empty()) return;
+  try {
+    outputs_->file.emplace(run_directory / "log.txt");
+  } catch (const Error& error) {
+    throw error.in("log.dir");
+  }
 }
 
 Log::~Log() = default;
@@ -55,13 +92,13 @@ Log::Log(Log&&) noexcept = default;
 Log& Log::operator=(Log&&) noexcept = default;
 
 void Log::info(const std::string& message) {
-  sinks_->write(spdlog::level::info, message, "");
+  if (outputs_->world_rank == 0) outputs_->write("info", message, "");
 }
 void Log::warn(const std::string& message) {
-  sinks_->write(spdlog::level::warn, message, "warning: ");
+  outputs_->write("warning", message, "warning: ");
 }
 void Log::error(const std::string& message) {
-  if (sinks_->file) sinks_->file->log(spdlog::level::err, spdlog::string_view_t(message));
+  outputs_->write("error", message, nullptr);
 }
 
 }  // namespace invar

@@ -7,12 +7,13 @@
 namespace invar {
 
 // What a run says to people: on rank 0's console, and in RUN_DIR/log.txt with time and level. World rank 0 logs
-// everything; the other ranks log warnings and errors only, to the file, under their rank. Each line is flushed.
-// Owned by the application and passed down; there is no global logger. Safe to use from several threads.
+// everything; the other ranks log warnings and errors only, to the file, under their rank. Each line is handed to the
+// system at once. A console or a file that cannot be written ends nothing: its lines are lost as long as that lasts,
+// which is told once, on the other one. Owned by the application and passed down. Safe to use from several threads.
 class Log {
  public:
-  // An empty run_directory: console only. The folder is created if need be and the file appended to. Error{kFault} if
-  // that cannot be done.
+  // An empty run_directory: console only. The folder is created if need be and the file appended to. Errors as those of
+  // LineFile.
   Log(int world_rank, const std::filesystem::path& run_directory);
   ~Log();
   Log(Log&&) noexcept;
@@ -23,8 +24,8 @@ class Log {
   void error(const std::string& message);  // file only: what ends the job is said once, on standard error, by main
 
  private:
-  struct Sinks;
-  std::unique_ptr<Sinks> sinks_;
+  struct Outputs;
+  std::unique_ptr<Outputs> outputs_;
 };
 
 }  // namespace invar

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "observe/json_lines.h"
+#include "observe/line_file.h"
 #include "observe/state_hash.h"
 
 namespace invar {
@@ -36,7 +36,8 @@ struct EvaluationMetrics {
   double perplexity() const;  // exp(min(20, loss)): a large loss stays printable; NaN without one
 };
 
-// Writes RUN_DIR/metrics.jsonl (see JsonLines):
+// Writes RUN_DIR/metrics.jsonl, one JSON object a line (see LineFile), behind what is there: a resumed run may repeat
+// steps that were lost, and of two lines for a step the later one counts.
 //   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"},
 //     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, "replica_seconds": [...] where
 //     replicas of unequal widths or shares were measured, and of a hashed state "state_hash": {"weights", "exp_avg",
@@ -46,28 +47,29 @@ struct EvaluationMetrics {
 // tokens.
 class MetricsWriter {
  public:
-  MetricsWriter(const std::filesystem::path& run_directory, OpenMode mode) : lines_(run_directory, "metrics", mode) {}
+  explicit MetricsWriter(const std::filesystem::path& run_directory) : lines_(run_directory / kMetricsFile) {}
 
   void write(const StepMetrics& metrics);
   void write(const EvaluationMetrics& metrics);
 
+  static constexpr const char* kMetricsFile = "metrics.jsonl";
+
  private:
-  JsonLines lines_;
+  LineFile lines_;
 };
 
-// Writes RUN_DIR/state_hashes.jsonl (see JsonLines), the hash of every tensor at a step, in the model's order:
+// Writes RUN_DIR/state_hashes.jsonl (see LineFile), the hash of every tensor at a step, in the model's order:
 //   {"step", "weights": {NAME: 16 hex digits, ...}, "exp_avg", "exp_avg_sq", "gradients"}
 class StateHashWriter {
  public:
-  StateHashWriter(const std::filesystem::path& run_directory, OpenMode mode)
-      : lines_(run_directory, kStateHashesName, mode) {}
+  explicit StateHashWriter(const std::filesystem::path& run_directory) : lines_(run_directory / kStateHashesFile) {}
 
   void write(int64_t step, const StateHash& hash);
 
-  static constexpr const char* kStateHashesName = "state_hashes";
+  static constexpr const char* kStateHashesFile = "state_hashes.jsonl";
 
  private:
-  JsonLines lines_;
+  LineFile lines_;
 };
 
 }  // namespace invar

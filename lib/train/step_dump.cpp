@@ -6,6 +6,7 @@
 #include "config/field.h"
 #include "config/resolved.h"
 #include "parallel/logical_tensor.h"
+#include "train/run_outputs.h"
 
 namespace invar {
 namespace {
@@ -81,7 +82,7 @@ void StepDump::record(const std::string& name, const Tensor& local, int64_t firs
 std::filesystem::path StepDump::write(const TrainState& state, std::span<const Batch> batches, const StepResult& result,
                                       int64_t step) {
   const Stream& stream = state.stream();
-  std::filesystem::path path = std::filesystem::path(config_.log.dir) / format("dump_step_{:08}.h5", step);
+  std::filesystem::path path = dump_path(config_.log.dir, step);
   if (is_root()) {
     file_ = std::make_unique<Hdf5Writer>(path);
     write_attributes(step);

@@ -112,10 +112,6 @@ const StateHash& StepHash::finish() {
   return hash_;
 }
 
-std::filesystem::path block_hashes_path(const std::filesystem::path& run_directory, int64_t step) {
-  return run_directory / format("hash_step_{:08}.h5", step);
-}
-
 void write_block_hashes(const std::filesystem::path& run_directory, int64_t step, const StateHash& hash) {
   Hdf5Writer file(block_hashes_path(run_directory, step));
   file.set_attribute("step", step);

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "observe/metrics.h"
+#include "train/run_outputs.h"
 #include "train/step.h"
 
 namespace invar {
@@ -26,11 +27,10 @@ class StepHash {
   StateHash hash_;
 };
 
-// RUN_DIR/hash_step_N.h5, in place of an earlier one:
+// Writes block_hashes_path(), in place of an earlier one:
 //   KIND/NAME   i64 (blocks), the hashes of the tensor's blocks as two's complement
 //   shape/NAME  i64 (dims), of the tensors of kind weights
 // and the attribute step. For `invar compare`, which names the first block that differs.
-std::filesystem::path block_hashes_path(const std::filesystem::path& run_directory, int64_t step);
 void write_block_hashes(const std::filesystem::path& run_directory, int64_t step, const StateHash& hash);
 
 }  // namespace invar

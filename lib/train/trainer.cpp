@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
@@ -11,6 +10,7 @@
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
+#include "core/pending_file.h"
 #include "data/document_end.h"
 #include "device/device.h"
 #include "device/memory.h"
@@ -21,6 +21,7 @@
 #include "parallel/check_inputs.h"
 #include "train/proof_log.h"
 #include "train/run_inputs.h"
+#include "train/run_outputs.h"
 #include "train/step_dump.h"
 
 namespace invar {
@@ -30,14 +31,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::filesystem::create_directories(path.parent_path());
-  std::ofstream file(path);
-  file << text;
-  if (!file.flush())
-    throw Error(ErrorKind::kFault, format("cannot write {}", path.string()), "check space and permissions");
 }
 
 constexpr const char* kExportKey = "checkpoint.export_dir";
@@ -231,10 +224,13 @@ Ending Trainer::run(Log& log) {
                 checkpoints_.start(),
                 LeftOutSteps(config_)};
   if (rank == 0 && !config_.log.dir.empty()) {
-    write_text(std::filesystem::path(config_.log.dir) / "config.yaml", to_yaml(config_));
-    const OpenMode mode = checkpoints_.continues_run() ? OpenMode::kAppend : OpenMode::kNew;
-    output.metrics = std::make_unique<MetricsWriter>(config_.log.dir, mode);
-    if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(config_.log.dir, mode);
+    const std::filesystem::path dir = config_.log.dir;
+    if (!checkpoints_.continues_run()) {
+      if (const std::string kept = keep_earlier_run(dir); !kept.empty()) log.info(kept);
+    }
+    write_text_file(dir / kConfigFile, to_yaml(config_));
+    output.metrics = std::make_unique<MetricsWriter>(dir);
+    if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(dir);
   }
   const Ending ending = train(state, output);
   if (work_ != nullptr && ending != Ending::kReshare) {
@@ -412,7 +408,7 @@ void Trainer::export_weights(const TrainState& state, Log& log) const {
   if (groups_.world->rank() == 0) claim_hf_folder(folder, kExportKey, export_owner(config_));
   export_hf_weights(state.parameters(), groups_, stream_, folder);
   if (groups_.world->rank() != 0) return;
-  write_text(folder / "config.json", to_hf_config(config_.model, config_.numerics.precision));
+  write_text_file(folder / "config.json", to_hf_config(config_.model, config_.numerics.precision));
   log.info(format("exported the weights to {}", folder.string()));
 }
 

@@ -315,7 +315,7 @@ class RunFolders(JobTest):
         self.write("file", "in the way")
         for ranks in (None, 2):
             for path in ("file", "file/run"):
-                self.fail_with(FAULT, path, "log.txt", "writable", arguments=["train", self.config(), f"log.dir={path}"],
+                self.fail_with(USAGE, path, "Not a directory", arguments=["train", self.config(), f"log.dir={path}"],
                                ranks=ranks)
 
     def test_export_dir_is_refused_before_training(self):

@@ -60,7 +60,7 @@ class FakeWorld(JobTest):
             self.fail_with(USAGE, "nobody's to compare", arguments=(*wanted, "log.dir=state", key))
         self.fail_with(USAGE, "reshare: false", arguments=(*wanted, "parallel.nonuniform.reshare=true"))
         self.succeed(*wanted, "log.dir=once")
-        self.fail_with(USAGE, "would write over once/metrics.jsonl", "another folder", arguments=(*wanted, "log.dir=once"))
+        self.fail_with(USAGE, "in place of once/metrics.jsonl, of another run", "another folder", arguments=(*wanted, "log.dir=once"))
         self.fail_with(USAGE, "under a launcher, with 2 ranks", "without mpirun", arguments=wanted, ranks=2)
         self.fail_with(USAGE, "3 ranks cannot be cut",
                        arguments=("train", "run.yaml", "--fake-world", 3, "parallel.tensor=2"))

@@ -213,7 +213,7 @@ class CannotSave(StopTest):
         shutil.rmtree(self.folder / "run" / "checkpoints")
         self.write("run/checkpoints", "a file in the way")
         outcome = self.run_invar("train", "run.yaml", "log.dir=run", "checkpoint.on_error=stop")
-        self.check_failure(outcome, FAULT, "run/checkpoints")
+        self.check_failure(outcome, USAGE, "run/checkpoints")
         self.assertNotIn("step 10/20", outcome.stdout)
 
 

@@ -37,13 +37,13 @@ StateHash made_up_state(int64_t step, int64_t changed = -1) {
 struct Run {
   TemporaryFolder folder;
 
-  void write(int64_t step, const StateHash& hash, double loss = 1, OpenMode mode = OpenMode::kAppend) const {
+  void write(int64_t step, const StateHash& hash, double loss = 1) const {
     StepMetrics metrics;
     metrics.step = step;
     metrics.loss = loss;
     metrics.state_hash = hash.digest(loss, 1);
-    MetricsWriter(folder.path(), mode).write(metrics);
-    StateHashWriter(folder.path(), mode).write(step, hash);
+    MetricsWriter(folder.path()).write(metrics);
+    StateHashWriter(folder.path()).write(step, hash);
   }
   void write_steps(int64_t changed_at = 0, int64_t changed = 0) const {
     for (int64_t step = 1; step <= 3; ++step) {
@@ -178,7 +178,7 @@ TEST_CASE("State hashes that are no hashes are refused by file and line") {
   const Run a, b;
   a.write(1, made_up_state(1));
   b.write(1, made_up_state(1, 7));
-  const std::string name = std::string(StateHashWriter::kStateHashesName) + ".jsonl";
+  const std::string name = StateHashWriter::kStateHashesFile;
   a.folder.write(name, "{\"step\":1,\"exp_avg\":{\"z.first\":" + std::string(100000, '[') + "\n");
   require_error(ErrorKind::kData, {name + ":1: more than 64 levels deep"}, [&] { compare(a, b); });
   a.folder.write(name, "{\"step\":1,\"exp_avg\":{\"z.first\":7}}\n");

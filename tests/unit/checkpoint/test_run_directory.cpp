@@ -167,14 +167,14 @@ TEST_CASE("One process at a time saves into a folder") {
   const TemporaryFolder folder;
   const RunDirectory directory(folder / "run/checkpoints");
   {
-    const RunDirectory::Lock lock = directory.lock();
+    const FolderLock lock = directory.lock();
     CHECK(lock);
     require_error(ErrorKind::kConfig, {"run/checkpoints", "another run"},
                   [&] { directory.lock(std::chrono::milliseconds(1)); });
   }
   CHECK(directory.lock());
   folder.write("file", "x");
-  require_error(ErrorKind::kFault, {"file/checkpoints"}, [&] { RunDirectory(folder / "file/checkpoints").lock(); });
+  require_error(ErrorKind::kConfig, {"file/checkpoints"}, [&] { RunDirectory(folder / "file/checkpoints").lock(); });
 }
 
 TEST_CASE("A step that is saved again takes the place of the first") {

@@ -4,6 +4,7 @@
 #include "core/pending_file.h"
 #include "safetensors_files.h"
 #include "support/errors.h"
+#include "support/file_size_limit.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;
@@ -132,10 +133,10 @@ TEST_CASE("System errors name the file") {
   require_error(ErrorKind::kFault, {"absent/w.safetensors.tmp", "cannot be created"}, [&] {
     SafetensorsWriter writer(folder / "absent/w.safetensors", {{"w", DType::kF32, {1}}});
   });
-  std::filesystem::create_symlink("/dev/full", folder / "full.tmp");
-  PendingFile full(folder / "full");
-  require_error(ErrorKind::kFault, {"full.tmp", "cannot be written"},
-                [&] { full.write_at(std::as_bytes(std::span("text")), 0); });
+  SafetensorsWriter writer(folder / "full.safetensors", {{"w", DType::kF32, {1000}}});
+  const FileSizeLimit full(1000);
+  require_error(ErrorKind::kFault, {"full.safetensors.tmp: cannot be written: File too large"}, {"ulimit -f"},
+                [&] { writer.write_rows("w", 0, 1000, std::vector<float>(1000)); });
 }
 
 TEST_CASE("Rows beyond 4 GiB are written at their place") {

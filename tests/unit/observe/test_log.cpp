@@ -1,4 +1,5 @@
-#include <spdlog/spdlog.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,18 +93,45 @@ TEST_CASE("A later log appends; without a folder there is no file") {
   CHECK(log_lines(folder.path()) == std::vector<std::string>{"rank 0 | info | first run", "rank 0 | info | resumed"});
 }
 
-TEST_CASE("Logs stay out of spdlog's registry") {
-  const TemporaryFolder folder;
-  spdlog::drop_all();
-  Log log(1, folder.path());
-  Log same_again(1, folder.path());
-  int registered = 0;
-  spdlog::apply_all([&](const std::shared_ptr<spdlog::logger>&) { ++registered; });
-  CHECK(registered == 0);
-}
-
 TEST_CASE("A log file that cannot be opened is an error with its name") {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  require_error(ErrorKind::kFault, {"file/log.txt: cannot be opened"}, [&] { Log log(1, folder / "file"); });
+  require_error(ErrorKind::kConfig, {"log.dir: ", "file/log.txt: its folder cannot be created: Not a directory"},
+                [&] { Log log(1, folder / "file"); });
+  std::filesystem::create_directories(folder / "run/log.txt");
+  require_error(ErrorKind::kConfig, {"log.txt: cannot be opened: Is a directory"}, [&] { Log log(1, folder / "run"); });
+  REQUIRE(::mkfifo((folder / "log.txt").c_str(), 0644) == 0);
+  require_error(ErrorKind::kConfig, {"log.txt: is a pipe"}, [&] { Log log(1, folder.path()); });
+}
+
+TEST_CASE("A full disk under the log is told once on the console, with its reason") {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder / "log.txt");
+  const std::string console = console_of(folder, [&] {
+    Log log(0, folder.path());
+    log.info("one");
+    log.info("two");
+  });
+  CHECK(console == "one\nwarning: " + (folder / "log.txt").string() +
+                       ": cannot be written: No space left on device; the run goes on\ntwo\n");
+}
+
+TEST_CASE("A console that cannot be written is told once in the file, with its reason, and what follows is there too") {
+  const TemporaryFolder folder;
+  const int saved = ::dup(STDOUT_FILENO);
+  const int full = ::open("/dev/full", O_WRONLY);
+  ::dup2(full, STDOUT_FILENO);
+  {
+    Log log(0, folder.path());
+    log.info("one");
+    log.info("two");
+  }
+  ::dup2(saved, STDOUT_FILENO);
+  ::close(full);
+  ::close(saved);
+  CHECK(log_lines(folder.path()) ==
+        std::vector<std::string>{"rank 0 | info | one",
+                                 "rank 0 | warning | standard output: cannot be written: No space left on device; the "
+                                 "run goes on without its console",
+                                 "rank 0 | info | two"});
 }

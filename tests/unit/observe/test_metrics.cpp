@@ -1,6 +1,3 @@
-#include <signal.h>
-#include <sys/resource.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -10,6 +7,7 @@
 #include "observe/metrics.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/file_size_limit.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;
@@ -44,7 +42,7 @@ std::vector<json> lines_of(const std::filesystem::path& path) {
 
 TEST_CASE("Each step and each evaluation is one line, there at once") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder / "runs/first", OpenMode::kNew);
+  MetricsWriter writer(folder / "runs/first");
   const auto path = folder / "runs/first/metrics.jsonl";
   writer.write(sample_step(12));
   const std::string step =
@@ -73,7 +71,7 @@ TEST_CASE("A loss of no tokens is null, and so is its perplexity") {
 
 TEST_CASE("Skipped steps, a loss that stands out and the work of replicas are in the line only if there are any") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  MetricsWriter writer(folder.path());
   StepMetrics metrics = sample_step(1);
   writer.write(metrics);
   metrics.skipped_steps = 2;
@@ -91,7 +89,7 @@ TEST_CASE("Skipped steps, a loss that stands out and the work of replicas are in
 
 TEST_CASE("Numbers read back to the same bits; what JSON cannot say is null") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  MetricsWriter writer(folder.path());
   const std::vector<double> values{0.1, 1.0 / 3, 5.541234567890123, 4.9e-324, 1.7976931348623157e308, -0.0};
   for (const double value : values) {
     StepMetrics metrics = sample_step(1);
@@ -120,43 +118,37 @@ TEST_CASE("Perplexity is the exponential of the loss, up to exp(20)") {
   CHECK(std::isnan(EvaluationMetrics{0, 0, std::numeric_limits<double>::quiet_NaN()}.perplexity()));
 }
 
-TEST_CASE("A new run truncates, a resumed one appends after the last whole line") {
+TEST_CASE("Metrics are appended after the last whole line") {
   const TemporaryFolder folder;
   const auto path = folder / "metrics.jsonl";
-  const auto write_one = [&](OpenMode mode, int64_t step) {
-    MetricsWriter(folder.path(), mode).write(sample_step(step));
-  };
+  const auto write_one = [&](int64_t step) { MetricsWriter(folder.path()).write(sample_step(step)); };
   const auto steps = [&] {
     std::vector<int64_t> result;
     for (const auto& line : lines_of(path)) result.push_back(line["step"].get<int64_t>());
     return result;
   };
-  write_one(OpenMode::kAppend, 1);  // makes the file
-  write_one(OpenMode::kAppend, 2);
+  write_one(1);  // makes the file
+  write_one(2);
   CHECK(steps() == std::vector<int64_t>{1, 2});
 
   const auto whole = std::filesystem::file_size(path);
   std::filesystem::resize_file(path, whole - 1);  // only the line's end is lost
-  write_one(OpenMode::kAppend, 3);
+  write_one(3);
   CHECK(steps() == std::vector<int64_t>{1, 3});
   write_file(path, R"({"step":1,"tok)");  // no whole line at all
-  write_one(OpenMode::kAppend, 4);
+  write_one(4);
   CHECK(steps() == std::vector<int64_t>{4});
-
-  write_one(OpenMode::kNew, 5);
-  CHECK(steps() == std::vector<int64_t>{5});
 }
 
 TEST_CASE("A folder or disk that cannot be written is an error with its name") {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  require_error(ErrorKind::kFault, {"file/run: cannot be created"},
-                [&] { MetricsWriter(folder / "file/run", OpenMode::kNew); });
+  require_error(ErrorKind::kConfig, {"file/run/metrics.jsonl: its folder cannot be created"},
+                [&] { MetricsWriter(folder / "file/run"); });
   std::filesystem::create_directories(folder / "dir/metrics.jsonl");
-  require_error(ErrorKind::kFault, {"metrics.jsonl: cannot be opened"},
-                [&] { MetricsWriter(folder / "dir", OpenMode::kNew); });
+  require_error(ErrorKind::kConfig, {"metrics.jsonl: cannot be opened"}, [&] { MetricsWriter(folder / "dir"); });
   std::filesystem::create_symlink("/dev/full", folder / "metrics.jsonl");
-  MetricsWriter full(folder.path(), OpenMode::kNew);
+  MetricsWriter full(folder.path());
   require_error(ErrorKind::kFault, {"metrics.jsonl: cannot be written: No space left"},
                 [&] { full.write(sample_step(1)); });
 }
@@ -164,18 +156,14 @@ TEST_CASE("A folder or disk that cannot be written is an error with its name") {
 // INVAR_PYTHON chooses the interpreter.
 TEST_CASE("After a line that could not be written the next one is whole") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  MetricsWriter writer(folder.path());
   writer.write(sample_step(1));
-  struct rlimit old {};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
-  const auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
-  struct rlimit small = old;
-  small.rlim_cur = std::filesystem::file_size(folder / "metrics.jsonl") + 20;
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-  const bool failed = error_of([&] { writer.write(sample_step(2)); }).has_value();
-  ::setrlimit(RLIMIT_FSIZE, &old);
-  ::signal(SIGXFSZ, old_handler);
-  CHECK(failed);
+  {
+    const FileSizeLimit full(std::filesystem::file_size(folder / "metrics.jsonl") + 20);
+    require_error(ErrorKind::kFault, {"metrics.jsonl: cannot be written: File too large"}, {"ulimit -f"},
+                  [&] { writer.write(sample_step(2)); });
+    CHECK(lines_of(folder / "metrics.jsonl").size() == 1);  // nothing of the lost line is there
+  }
   writer.write(sample_step(3));
   const std::vector<json> lines = lines_of(folder / "metrics.jsonl");
   REQUIRE(lines.size() == 2);
@@ -191,7 +179,7 @@ TEST_CASE("tools/plot_metrics draws what is written here") {
     return;
   }
   const TemporaryFolder folder;
-  MetricsWriter writer(folder / "run", OpenMode::kNew);
+  MetricsWriter writer(folder / "run");
   const auto plot = [&](const std::string& run) {
     const std::string command = python + " " INVAR_SOURCE_DIR "/tools/plot_metrics " + (folder / run).string() +
                                 " -o " + (folder / "out.png").string() + " 2>" + (folder / "errors").string();
@@ -211,13 +199,4 @@ TEST_CASE("tools/plot_metrics draws what is written here") {
   CHECK(plot("run") == 0);
   CHECK(read_file(folder / "errors").empty());
   CHECK(read_file(folder / "out.png").substr(1, 3) == "PNG");
-}
-
-TEST_CASE("A new run keeps the metrics of the one before") {
-  const TemporaryFolder folder;
-  MetricsWriter(folder.path(), OpenMode::kNew).write(sample_step(1));
-  MetricsWriter(folder.path(), OpenMode::kNew).write(sample_step(2));
-  CHECK(lines_of(folder / "metrics.jsonl").size() == 1);
-  CHECK(lines_of(folder / "metrics.previous.jsonl").size() == 1);
-  CHECK(lines_of(folder / "metrics.jsonl") != lines_of(folder / "metrics.previous.jsonl"));
 }
