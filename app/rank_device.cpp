@@ -37,10 +37,9 @@ void refuse_shared_gpu(const std::vector<int64_t>& ids, int world_rank, int inde
                      cuda_device_count()));
 }
 
-NcclOptions nccl_options(const Config& config, MpiSession& session) {
+NcclOptions nccl_options(const Config& config, MpiSession& session, std::chrono::milliseconds timeout) {
   NcclOptions options;
-  options.timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
+  options.timeout = timeout;
   options.synchronous = config.comm.synchronous;
   options.on_failure = [&session](const std::string& report) {
     std::fputs(format("rank {}: {}\n", session.world().rank(), report).c_str(), stderr);
@@ -70,6 +69,9 @@ DeviceType choose_device(const Config& config) {
 }
 
 RankDevice open_device(const Config& config, MpiSession& session, Communicator& world) {
+  const auto timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
+  session.set_timeout(timeout);
   const int threads = threads_per_rank(session.local_size());
   DeviceType device = DeviceType::kCpu;
   together(world, [&] { device = choose_device(config); });
@@ -91,7 +93,7 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   together(world, [&] {
     if (!config.comm.share_gpus) refuse_shared_gpu(ids, world.rank(), index);
     rank.stream = make_cuda_stream(index, threads);
-    NcclOptions options = nccl_options(config, session);
+    NcclOptions options = nccl_options(config, session, timeout);
     options.share_gpus = rank.shares_gpus;
     rank.world = world.size() == 1 ? make_staged_communicator(borrowed(world))
                                    : make_nccl_communicator(borrowed(world), options);

@@ -18,8 +18,10 @@ RANK_LOST = re.compile(r"noticed that process rank (\d+) with PID \d+ on node \S
 BROKEN_DEVICE = re.compile(
     r"rank (\d+): .*(the device does not answer|uncorrectable ECC|hardware stack error|unhandled cuda error|"
     r"unspecified launch failure|no CUDA-capable device|GPU is lost|fallen off the bus|unknown error)")
-# Printed by every rank that waits in vain (app/rank_device.cpp): the one that does not say so is awaited.
+# Printed by every rank that waits in vain for GPUs (app/rank_device.cpp): the one that does not say so is awaited. One
+# that waits in host memory asks the others and names who does not answer (lib/comm/mpi_waiting.cpp).
 WAITS = re.compile(r"\brank (\d+): .*: not done [\d.]+ s after it was queued")
+NO_ANSWER = re.compile(r": not done [\d.]+ s after it began: no answer from rank (\d+)\b")
 # Of a wrapper (rank.py) whose host does not see the folder of the attempt.
 UNSHARED = re.compile(r"launch/supervise: (host \S+ does not see .*)")
 
@@ -77,8 +79,11 @@ def vanished(records):
 
 
 def awaited(text, training):
-    """The only training rank that does not report. Of several silent ones most would have done so later: those that
-    report first end the job."""
+    """The only training rank that does not answer or report. Of several silent ones most would have reported later: those
+    that report first end the job."""
+    named = {int(rank) for rank in NO_ANSWER.findall(text)} & training
+    if len(named) == 1:
+        return [Death(rank, "the others wait for it") for rank in named]
     waiting = {int(rank) for rank in WAITS.findall(text)} & training
     silent = training - waiting
     return [Death(rank, "the others wait for it") for rank in silent] if len(silent) == 1 < len(waiting) else []

@@ -92,6 +92,26 @@ void fail_collective(const Communicator& group, std::string_view operation, cons
               "", where);
 }
 
+void fail_waiting(const Communicator& group, std::string_view operation, std::chrono::duration<double> waited,
+                  const std::string& who, std::source_location where) {
+  throw Error(
+      ErrorKind::kFault,
+      format("{} in group '{}' (rank {} of {}): not done {:.1f} s after it began: {}", operation, group.name(),
+             group.rank(), group.size(), waited.count(), who),
+      "a rank is stopped, hangs, or reads, writes or computes for longer than the others wait: look at its host, "
+      "or give it more time with comm.timeout",
+      where);
+}
+
+std::string list_ranks(std::span<const int> ranks) {
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += i == 0 ? " " : i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 void check_all_reduce(const Communicator& group, const Tensor& buffer) {
   Checker(group, "all_reduce").has_memory(buffer);
 }

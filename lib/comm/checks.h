@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <source_location>
 #include <string>
 #include <string_view>
@@ -11,6 +12,16 @@ namespace invar {
 // Throws Error{kFault} "all_gather in group 'tensor' (rank 1 of 4): what".
 [[noreturn]] void fail_collective(const Communicator& group, std::string_view operation, const std::string& what,
                                   std::source_location where = std::source_location::current());
+
+// Of every call over host memory, unless comm.timeout says otherwise.
+inline constexpr std::chrono::minutes kCollectiveTimeout(10);
+
+// Throws the same Error of a call that waited so long in vain. who: the ranks that it waits for, "rank 1".
+[[noreturn]] void fail_waiting(const Communicator& group, std::string_view operation,
+                               std::chrono::duration<double> waited, const std::string& who,
+                               std::source_location where = std::source_location::current());
+// "rank 1", "ranks 1, 2 and 5".
+std::string list_ranks(std::span<const int> ranks);
 
 // The argument checks of every communicator, made on kMeta too, before anything moves. They see one rank's arguments
 // only: sizes that do not fit the tensors, dtypes or devices that differ, tensors that overlap, ranks that do not

@@ -18,15 +18,14 @@ void copy(const Stream& stream, const Tensor& send, const Tensor& receive) {
 }  // namespace
 
 void DeviceCommunicator::all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) {
-  if (!on_gpu(buffer)) return in_host("all_reduce", buffer.bytes(), [&] { host_->all_reduce(stream, buffer, op); });
+  if (!on_gpu(buffer)) return host_->all_reduce(stream, buffer, op);
   check_all_reduce(*this, buffer);
   if (size() > 1 && !buffer.empty()) move_all_reduce(stream, buffer, op);
 }
 
 void DeviceCommunicator::all_gather(const Stream& stream, const Tensor& send, const Tensor& receive,
                                     std::span<const int64_t> counts) {
-  if (!on_gpu(receive))
-    return in_host("all_gather", receive.bytes(), [&] { host_->all_gather(stream, send, receive, counts); });
+  if (!on_gpu(receive)) return host_->all_gather(stream, send, receive, counts);
   check_all_gather(*this, send, receive, counts);
   if (size() == 1) return copy(stream, send, receive);
   if (!receive.empty()) move_all_gather(stream, send, receive, counts);
@@ -34,8 +33,7 @@ void DeviceCommunicator::all_gather(const Stream& stream, const Tensor& send, co
 
 void DeviceCommunicator::reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive,
                                         std::span<const int64_t> counts, ReduceOp op) {
-  if (!on_gpu(send))
-    return in_host("reduce_scatter", send.bytes(), [&] { host_->reduce_scatter(stream, send, receive, counts, op); });
+  if (!on_gpu(send)) return host_->reduce_scatter(stream, send, receive, counts, op);
   check_reduce_scatter(*this, send, receive, counts);
   if (size() == 1) return copy(stream, send, receive);
   if (!send.empty()) move_reduce_scatter(stream, send, receive, counts, op);
@@ -43,9 +41,7 @@ void DeviceCommunicator::reduce_scatter(const Stream& stream, const Tensor& send
 
 void DeviceCommunicator::all_to_all(const Stream& stream, const Tensor& send, std::span<const int64_t> send_counts,
                                     const Tensor& receive, std::span<const int64_t> receive_counts) {
-  if (!on_gpu(send))
-    return in_host("all_to_all", send.bytes(),
-                   [&] { host_->all_to_all(stream, send, send_counts, receive, receive_counts); });
+  if (!on_gpu(send)) return host_->all_to_all(stream, send, send_counts, receive, receive_counts);
   check_all_to_all(*this, send, send_counts, receive, receive_counts);
   if (size() == 1) return copy(stream, send, receive);
   move_all_to_all(stream, send, send_counts, receive, receive_counts);
@@ -56,26 +52,26 @@ void DeviceCommunicator::exchange(const Stream& stream, std::span<const Message>
   // Without messages by the stream: all ranks must come, for a group connects in its first call.
   const std::span<const Message> some = sends.empty() ? receives : sends;
   if (some.empty() ? stream.device() != DeviceType::kCuda : !on_gpu(some.front().buffer)) {
-    return in_host("exchange", 0, [&] { host_->exchange(stream, sends, receives); });
+    return host_->exchange(stream, sends, receives);
   }
   check_exchange(*this, sends, receives);
   move_exchange(stream, sends, receives);
 }
 
 void DeviceCommunicator::broadcast(const Stream& stream, const Tensor& buffer, int root) {
-  if (!on_gpu(buffer)) return in_host("broadcast", buffer.bytes(), [&] { host_->broadcast(stream, buffer, root); });
+  if (!on_gpu(buffer)) return host_->broadcast(stream, buffer, root);
   check_broadcast(*this, buffer, root);
   if (size() > 1 && !buffer.empty()) move_broadcast(stream, buffer, root);
 }
 
 void DeviceCommunicator::send(const Stream& stream, const Tensor& buffer, int to) {
-  if (!on_gpu(buffer)) return in_host("send", buffer.bytes(), [&] { host_->send(stream, buffer, to); });
+  if (!on_gpu(buffer)) return host_->send(stream, buffer, to);
   check_point_to_point(*this, "send", buffer, to);
   move_send(stream, buffer, to);
 }
 
 void DeviceCommunicator::receive(const Stream& stream, const Tensor& buffer, int from) {
-  if (!on_gpu(buffer)) return in_host("receive", buffer.bytes(), [&] { host_->receive(stream, buffer, from); });
+  if (!on_gpu(buffer)) return host_->receive(stream, buffer, from);
   check_point_to_point(*this, "receive", buffer, from);
   move_receive(stream, buffer, from);
 }

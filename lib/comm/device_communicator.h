@@ -1,8 +1,5 @@
 #pragma once
 
-#include <functional>
-#include <string_view>
-
 #include "comm/communicator.h"
 
 namespace invar {
@@ -22,9 +19,7 @@ class DeviceCommunicator : public Communicator {
   void broadcast(const Stream& stream, const Tensor& buffer, int root) final;
   void send(const Stream& stream, const Tensor& buffer, int to) final;
   void receive(const Stream& stream, const Tensor& buffer, int from) final;
-  void barrier() final {
-    in_host("barrier", 0, [this] { host_->barrier(); });
-  }
+  void barrier() final { host_->barrier(); }
 
  protected:
   explicit DeviceCommunicator(std::shared_ptr<Communicator> host)
@@ -32,8 +27,6 @@ class DeviceCommunicator : public Communicator {
   Communicator& host() const { return *host_; }
 
  private:
-  // Runs a call of the communicator of host memory.
-  virtual void in_host(std::string_view /*operation*/, int64_t /*bytes*/, const std::function<void()>& call) { call(); }
   virtual void move_all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) = 0;
   virtual void move_all_gather(const Stream& stream, const Tensor& send, const Tensor& receive,
                                std::span<const int64_t> counts) = 0;

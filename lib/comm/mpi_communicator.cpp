@@ -1,10 +1,5 @@
 #include "comm/mpi_communicator.h"
 
-// Without the C++ bindings that MPI itself has removed.
-#define OMPI_SKIP_MPICXX 1
-#define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +12,7 @@
 
 #include "comm/checks.h"
 #include "comm/launcher.h"
+#include "comm/mpi_waiting.h"
 #include "comm/reduction.h"
 #include "comm/self_communicator.h"
 
@@ -78,19 +74,26 @@ class MpiTypes {
   MPI_Datatype bf16_ = MPI_DATATYPE_NULL;
 };
 
+// What the groups of a process share.
+struct MpiShared {
+  explicit MpiShared(std::shared_ptr<MpiWaiting> all) : waiting(std::move(all)) {}
+  MpiTypes types;
+  std::shared_ptr<MpiWaiting> waiting;
+};
+
 // Host memory over MPI, which only moves bytes: the order of the terms in its own reductions depends on counts, sizes
 // and library. Here each element of a sum is added on one rank, from the terms of all, in ascending rank order.
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, int rank, int size, std::string name, std::shared_ptr<const MpiTypes> types,
+  MpiCommunicator(MPI_Comm comm, int rank, int size, std::string name, std::shared_ptr<const MpiShared> shared,
                   int64_t largest_piece)
-      : Communicator(rank, size, std::move(name)), comm_(comm), types_(std::move(types)), piece_(largest_piece) {}
+      : Communicator(rank, size, std::move(name)), comm_(comm), shared_(std::move(shared)), piece_(largest_piece) {}
   ~MpiCommunicator() override {
     if (may_free()) MPI_Comm_free(&comm_);
   }
 
   // Takes comm; a group of one needs no MPI.
-  static std::unique_ptr<Communicator> adopt(MPI_Comm comm, std::string name, std::shared_ptr<const MpiTypes> types,
+  static std::unique_ptr<Communicator> adopt(MPI_Comm comm, std::string name, std::shared_ptr<const MpiShared> shared,
                                              int64_t largest_piece) {
     int rank = 0;
     int size = 1;
@@ -101,13 +104,14 @@ class MpiCommunicator final : public Communicator {
       MPI_Comm_free(&comm);
       return make_self_communicator(std::move(name));
     }
-    return std::make_unique<MpiCommunicator>(comm, rank, size, std::move(name), std::move(types), largest_piece);
+    return std::make_unique<MpiCommunicator>(comm, rank, size, std::move(name), std::move(shared), largest_piece);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
+    barrier();  // which, unlike MPI's own call, ends if a rank does not come
     MPI_Comm part = MPI_COMM_NULL;
     check("split", 0, MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part));
-    return part == MPI_COMM_NULL ? nullptr : adopt(part, std::move(name), types_, piece_);
+    return part == MPI_COMM_NULL ? nullptr : adopt(part, std::move(name), shared_, piece_);
   }
 
   // Small ones in one exchange: every rank adds everything.
@@ -180,24 +184,29 @@ class MpiCommunicator final : public Communicator {
   void send(const Stream&, const Tensor& buffer, int to) override {
     check_point_to_point(*this, "send", buffer, to);
     if (!moves_host_bytes(*this, "send", buffer)) return;
-    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    const MPI_Datatype type = shared_->types.type_of(buffer.dtype());
     for_message_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
-      check("send", count, MPI_Send(at(buffer, begin), as_count(count), type, to, kMessageTag, comm_));
+      call("send", count, [&](MPI_Request* request) {
+        return MPI_Isend(at(buffer, begin), as_count(count), type, to, kMessageTag, comm_, request);
+      });
     });
   }
 
   void receive(const Stream&, const Tensor& buffer, int from) override {
     check_point_to_point(*this, "receive", buffer, from);
     if (!moves_host_bytes(*this, "receive", buffer)) return;
-    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    const MPI_Datatype type = shared_->types.type_of(buffer.dtype());
     for_message_pieces(buffer.numel(), [&](int64_t begin, int64_t count) {
-      MPI_Status status{};
-      check("receive", count, MPI_Recv(at(buffer, begin), as_count(count), type, from, kMessageTag, comm_, &status));
+      const MPI_Status status = call("receive", count, [&](MPI_Request* request) {
+        return MPI_Irecv(at(buffer, begin), as_count(count), type, from, kMessageTag, comm_, request);
+      });
       check_received("receive", status, type, as_count(count));
     });
   }
 
-  void barrier() override { check("barrier", 0, MPI_Barrier(comm_)); }
+  void barrier() override {
+    call("barrier", 0, [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
+  }
 
  private:
   // The counts and offsets that MPI takes.
@@ -256,6 +265,19 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
+  // Starts a call by start(&request) and waits until it is done.
+  template <class Start>
+  MPI_Status call(std::string_view operation, int64_t elements, Start start) const {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(operation, elements, start(&request));
+    return finish(operation, elements, request);
+  }
+  MPI_Status finish(std::string_view operation, int64_t elements, MPI_Request& request) const {
+    MPI_Status status{};
+    check(operation, elements, shared_->waiting->wait(*this, operation, request, &status));
+    return status;
+  }
+
   void check_received(std::string_view operation, const MPI_Status& status, MPI_Datatype type, int expected) const {
     int received = 0;
     MPI_Get_count(&status, type, &received);
@@ -268,7 +290,9 @@ class MpiCommunicator final : public Communicator {
   void broadcast_bytes(std::string_view operation, std::byte* data, int64_t elements, DType dtype, int root) const {
     for_pieces(elements, [&](int64_t begin, int64_t count) {
       std::byte* piece = data + begin * size_of(dtype);
-      check(operation, count, MPI_Bcast(piece, as_count(count), types_->type_of(dtype), root, comm_));
+      call(operation, count, [&](MPI_Request* request) {
+        return MPI_Ibcast(piece, as_count(count), shared_->types.type_of(dtype), root, comm_, request);
+      });
     });
   }
 
@@ -276,9 +300,10 @@ class MpiCommunicator final : public Communicator {
   void gather_in_place(std::string_view operation, const Tensor& buffer, std::span<const int64_t> counts) const {
     if (buffer.numel() <= piece_) {
       const Parts parts = parts_of(counts);
-      check(operation, buffer.numel(),
-            MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer.raw(), parts.counts.data(), parts.offsets.data(),
-                           types_->type_of(buffer.dtype()), comm_));
+      call(operation, buffer.numel(), [&](MPI_Request* request) {
+        return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer.raw(), parts.counts.data(),
+                               parts.offsets.data(), shared_->types.type_of(buffer.dtype()), comm_, request);
+      });
       return;
     }
     for (int root = 0; root < size(); ++root) {  // offsets are ints too: one part after another
@@ -289,9 +314,11 @@ class MpiCommunicator final : public Communicator {
 
   void all_reduce_small(const Tensor& buffer, ReduceOp op) const {
     std::array<std::byte, kSmallBytes> all;
-    const MPI_Datatype type = types_->type_of(buffer.dtype());
+    const MPI_Datatype type = shared_->types.type_of(buffer.dtype());
     const int count = as_count(buffer.numel());
-    check("all_reduce", count, MPI_Allgather(buffer.raw(), count, type, all.data(), count, type, comm_));
+    call("all_reduce", count, [&](MPI_Request* request) {
+      return MPI_Iallgather(buffer.raw(), count, type, all.data(), count, type, comm_, request);
+    });
     std::vector<const std::byte*> terms;
     for (int r = 0; r < size(); ++r) terms.push_back(all.data() + r * buffer.bytes());
     combine_terms(buffer.dtype(), op, terms, count, static_cast<std::byte*>(buffer.raw()));
@@ -332,7 +359,7 @@ class MpiCommunicator final : public Communicator {
   class Exchange {
    public:
     Exchange(const MpiCommunicator& group, std::string_view operation, DType dtype)
-        : group_(group), operation_(operation), width_(size_of(dtype)), type_(group.types_->type_of(dtype)) {}
+        : group_(group), operation_(operation), width_(size_of(dtype)), type_(group.shared_->types.type_of(dtype)) {}
 
     // All receives come before the first send.
     void receive(std::byte* to, int64_t elements, int peer) {
@@ -350,12 +377,11 @@ class MpiCommunicator final : public Communicator {
                                &requests_.emplace_back()));
       });
     }
-    // Not MPI_Waitall: that of Open MPI 4.1 spins for ever on a request that is in error already.
+    // One after another: MPI_Waitall of Open MPI 4.1 spins for ever on a request that is in error already.
     void finish() {
       for (size_t i = 0; i < requests_.size(); ++i) {
-        MPI_Status status{};
         const bool receives = i < expected_.size();
-        group_.check(operation_, receives ? expected_[i] : 0, MPI_Wait(&requests_[i], &status));
+        const MPI_Status status = group_.finish(operation_, receives ? expected_[i] : 0, requests_[i]);
         if (receives) group_.check_received(operation_, status, type_, expected_[i]);
       }
     }
@@ -373,26 +399,15 @@ class MpiCommunicator final : public Communicator {
   static constexpr int64_t kStagingBytes = 16 << 20;  // terms of one round of a reduction
 
   MPI_Comm comm_;
-  std::shared_ptr<const MpiTypes> types_;
+  std::shared_ptr<const MpiShared> shared_;
   int64_t piece_;
 };
-
-// After MPI_Init: the launcher's processes must be one MPI job, not n jobs of one.
-void check_world_size(const Launcher& launcher, int size) {
-  if (size > 1 || launcher.ranks <= 1) return;
-  throw Error(ErrorKind::kConfig,
-              format("{} started {} processes, but MPI sees one: each would run the whole job by itself", launcher.name,
-                     launcher.ranks),
-              "start with the mpirun of the MPI that invar was built with, or with srun --mpi=pmix "
-              "(srun --mpi=list shows what there is)");
-}
-
-constexpr int kEndTag = 1;  // nothing else is sent in MPI_COMM_WORLD
 
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv) {
   const std::optional<Launcher> launcher = find_launcher([](const char* name) { return std::getenv(name); });
+  if (launcher && !launcher->knows_mpi) check_launcher(*launcher, 1);
   if (!launcher) {
     world_ = make_self_communicator();
     return;
@@ -403,7 +418,7 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   int size = 1;
   check_start(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
   try {
-    check_world_size(*launcher, size);
+    check_launcher(*launcher, size);
   } catch (...) {
     MPI_Finalize();  // alone: nobody to wait for
     throw;
@@ -419,6 +434,7 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   check_start(MPI_Comm_size(host, &local_size_), "MPI_Comm_size");
   MPI_Comm_free(&host);
   initialised_ = true;
+  waiting_ = std::make_shared<MpiWaiting>();
   world_ = make_world();
 }
 
@@ -427,7 +443,7 @@ std::unique_ptr<Communicator> MpiSession::make_world(int64_t largest_piece) cons
   if (!initialised_) return make_self_communicator();
   MPI_Comm all = MPI_COMM_NULL;
   check_start(MPI_Comm_dup(MPI_COMM_WORLD, &all), "MPI_Comm_dup");
-  return MpiCommunicator::adopt(all, "world", std::make_shared<const MpiTypes>(), largest_piece);
+  return MpiCommunicator::adopt(all, "world", std::make_shared<const MpiShared>(waiting_), largest_piece);
 }
 
 MpiSession::~MpiSession() {
@@ -442,8 +458,14 @@ void MpiSession::sleep_until_all_come() {
   check_start(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
   for (int done = 0; done == 0;) {
     check_start(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (done != 0) break;
+    waiting_->answer([] { return std::string("the end of the job"); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+}
+
+void MpiSession::set_timeout(std::chrono::milliseconds timeout) {
+  if (initialised_) waiting_->set_timeout(timeout);
 }
 
 void MpiSession::announce_end() const {

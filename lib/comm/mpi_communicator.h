@@ -1,10 +1,14 @@
 #pragma once
 
+#include <chrono>
 #include <limits>
+#include <memory>
 
 #include "comm/communicator.h"
 
 namespace invar {
+
+class MpiWaiting;
 
 // MPI for the life of the process: constructed once by main before anything else, it finalises when destroyed.
 // Not initialised when the process was started alone (no launcher in the environment): world is then a self
@@ -23,6 +27,9 @@ class MpiSession {
   // Rank and size among the processes of this host.
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
+  // From now on a call of any group that waits longer for its peers is an Error{kFault}, which names the ranks that do
+  // not come. Ten minutes until then.
+  void set_timeout(std::chrono::milliseconds timeout);
   // A barrier of all ranks that costs those who are early no CPU time, for waits of hours.
   void sleep_until_all_come();
   // Tells the ranks above this one, as far as they can be told, that it ends the job; whether one below has said so.
@@ -41,6 +48,7 @@ class MpiSession {
   bool initialised_ = false;
   int local_rank_ = 0;
   int local_size_ = 1;
+  std::shared_ptr<MpiWaiting> waiting_;
   std::unique_ptr<Communicator> world_;
 };
 

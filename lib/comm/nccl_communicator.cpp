@@ -4,7 +4,6 @@
 #include <nccl.h>
 
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -118,19 +117,6 @@ class NcclCommunicator final : public DeviceCommunicator {
   bool adds_in_rank_order() const override { return false; }
 
  private:
-  // A rank that is late is mostly waited for in a collective of scalars.
-  void in_host(std::string_view operation, int64_t bytes, const std::function<void()>& call) override {
-    if (!shared_->watchdog) return call();
-    struct Ended {
-      std::shared_ptr<std::atomic<bool>> flag = std::make_shared<std::atomic<bool>>(false);
-      ~Ended() { *flag = true; }
-    };
-    const Ended ended;
-    shared_->watchdog->watch(this, describe(operation, bytes, "host memory"),
-                             [flag = ended.flag] { return flag->load(); });
-    call();
-  }
-
   void move_all_reduce(const Stream& stream, const Tensor& buffer, ReduceOp op) override {
     enqueue("all_reduce", stream, buffer.bytes(), [&](ncclComm_t comm, cudaStream_t queue) {
       return ncclAllReduce(buffer.raw(), buffer.raw(), count_of(buffer), type_of(buffer.dtype()), op_of(op), comm,
@@ -298,9 +284,7 @@ class NcclCommunicator final : public DeviceCommunicator {
     std::array<int32_t, sizeof(id) / sizeof(int32_t)> words{};
     static_assert(sizeof(words) == sizeof(id));
     std::memcpy(words.data(), &id, sizeof(id));
-    in_host("broadcast of NCCL's id", sizeof(id), [&] {
-      host().broadcast(stream, Tensor(words.data(), DType::kI32, DeviceType::kCpu, {std::ssize(words)}), 0);
-    });
+    host().broadcast(stream, Tensor(words.data(), DType::kI32, DeviceType::kCpu, {std::ssize(words)}), 0);
     std::memcpy(&id, words.data(), sizeof(id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

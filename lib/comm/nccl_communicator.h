@@ -8,8 +8,7 @@
 namespace invar {
 
 struct NcclOptions {
-  // A collective that has not finished so long after its turn came ends the job: also one of host memory, once the
-  // first group has connected.
+  // A collective of GPU memory that has not finished so long after its turn came ends the job.
   std::chrono::milliseconds timeout{600000};
   // Called in a thread of its own with what this rank was doing; expected to end the job.
   std::function<void(const std::string& report)> on_failure;

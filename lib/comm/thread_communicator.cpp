@@ -154,9 +154,10 @@ class ThreadCommunicator final : public Communicator {
 
 }  // namespace
 
-void run_thread_ranks(int size, const std::function<void(Communicator& world)>& body) {
+void run_thread_ranks(int size, const std::function<void(Communicator& world)>& body,
+                      std::chrono::milliseconds timeout) {
   INVAR_CHECK(size >= 1, "{} ranks", size);
-  const auto job = std::make_shared<ThreadJob>();
+  const auto job = std::make_shared<ThreadJob>(timeout);
   const auto group = std::make_shared<ThreadGroup>(size, job);
   const auto run_rank = [&](int rank) {
     try {

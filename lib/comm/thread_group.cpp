@@ -52,16 +52,21 @@ void ThreadJob::rethrow_if_failed() {
 
 ThreadGroup::ThreadGroup(int size, std::shared_ptr<ThreadJob> job)
     : job_(std::move(job)),
+      here_(static_cast<size_t>(size), false),
       calls_(static_cast<size_t>(size)),
       seats_(static_cast<size_t>(size)),
       left_(static_cast<size_t>(size), false),
       mail_(static_cast<size_t>(size * size), nullptr) {}
 
-template <class Ready, class Gone>
+template <class Ready, class Gone, class Absent>
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const Communicator& self, std::string_view operation,
-                       Ready ready, Gone gone) {
-  changed_.wait(lock, job_->token(), [&] { return ready() || gone(); });
+                       Ready ready, Gone gone, Absent absent) {
+  const auto end = [&] { return ready() || gone(); };
+  const bool in_time = changed_.wait_for(lock, job_->token(), job_->timeout(), end);
   if (ready()) return;
+  if (!in_time && !job_->token().stop_requested()) {
+    fail_waiting(self, operation, job_->timeout(), list_ranks(absent()) + " did not come");
+  }
   throw PeerFailed(ErrorKind::kFault,
                    format("{} in group '{}' (rank {} of {}): another rank failed or ended before it took part",
                           operation, self.name(), self.rank(), self.size()));
@@ -69,6 +74,7 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const Communicator& s
 
 void ThreadGroup::next_generation() {
   arrived_ = 0;
+  std::fill(here_.begin(), here_.end(), false);
   ++generation_;
   changed_.notify_all();
 }
@@ -83,12 +89,21 @@ void ThreadGroup::arrive(std::unique_lock<std::mutex>& lock, const Communicator&
     return;
   }
   ++arrived_;
+  here_[static_cast<size_t>(self.rank())] = true;
   try {
     const auto someone_left = [&] { return std::ranges::find(left_, true) != left_.end(); };
+    const auto absent = [&] {
+      std::vector<int> ranks;
+      for (int rank = 0; rank < size(); ++rank) {
+        if (!here_[static_cast<size_t>(rank)]) ranks.push_back(rank);
+      }
+      return ranks;
+    };
     wait(
-        lock, self, call.operation, [&, mine = generation_] { return generation_ != mine; }, someone_left);
+        lock, self, call.operation, [&, mine = generation_] { return generation_ != mine; }, someone_left, absent);
   } catch (...) {
     --arrived_;  // or a later arrival would find the group complete and read this rank's buffers
+    here_[static_cast<size_t>(self.rank())] = false;
     throw;
   }
 }
@@ -182,7 +197,8 @@ void ThreadGroup::send(const Communicator& self, const Tensor& buffer, int to) {
   changed_.notify_all();
   try {
     wait(
-        lock, self, "send", [&] { return message.taken; }, [&] { return left_[static_cast<size_t>(to)]; });
+        lock, self, "send", [&] { return message.taken; }, [&] { return left_[static_cast<size_t>(to)]; },
+        [to] { return std::vector<int>{to}; });
   } catch (...) {
     mail(self.rank(), to) = nullptr;
     throw;
@@ -194,7 +210,8 @@ void ThreadGroup::receive(const Communicator& self, const Tensor& buffer, int fr
   std::unique_lock lock(mutex_);
   Mail*& slot = mail(from, self.rank());
   wait(
-      lock, self, "receive", [&] { return slot != nullptr; }, [&] { return left_[static_cast<size_t>(from)]; });
+      lock, self, "receive", [&] { return slot != nullptr; }, [&] { return left_[static_cast<size_t>(from)]; },
+      [from] { return std::vector<int>{from}; });
   Mail& message = *std::exchange(slot, nullptr);
   message.fits = message.buffer.dtype() == buffer.dtype() && message.buffer.numel() == buffer.numel();
   message.taken = true;

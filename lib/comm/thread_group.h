@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -24,6 +25,9 @@ class PeerFailed : public Error {
 // All ranks of one run_thread_ranks. The first failure ends every wait of every group.
 class ThreadJob {
  public:
+  // timeout: of a call that waits for other ranks.
+  explicit ThreadJob(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  std::chrono::milliseconds timeout() const { return timeout_; }
   // Called in a catch block.
   void fail_with_current_exception();
   // An original exception if there is one, else that of a rank whose peer left early.
@@ -31,6 +35,7 @@ class ThreadJob {
   std::stop_token token() const { return stop_.get_token(); }
 
  private:
+  std::chrono::milliseconds timeout_;
   std::stop_source stop_;
   std::mutex mutex_;
   std::exception_ptr cause_;
@@ -94,9 +99,10 @@ class ThreadGroup {
 
   void arrive(std::unique_lock<std::mutex>& lock, const Communicator& self, const ThreadCall& call,
               const std::function<void()>& complete);
-  template <class Ready, class Gone>
+  // absent: for whom this rank waits.
+  template <class Ready, class Gone, class Absent>
   void wait(std::unique_lock<std::mutex>& lock, const Communicator& self, std::string_view operation, Ready ready,
-            Gone gone);
+            Gone gone, Absent absent);
   void next_generation();
   std::string mismatch() const;
   std::string exchange_mismatch() const;
@@ -107,6 +113,7 @@ class ThreadGroup {
   std::mutex mutex_;
   std::condition_variable_any changed_;
   int arrived_ = 0;
+  std::vector<bool> here_;  // who has arrived
   int64_t generation_ = 0;
   std::vector<ThreadCall> calls_;
   std::string mismatch_;

@@ -182,7 +182,7 @@ struct LogConfig {
 };
 
 struct CommConfig {
-  double timeout = 600;      // seconds for a collective on GPUs, after which the job ends
+  double timeout = 600;      // seconds for a collective, after which the job ends
   bool synchronous = false;  // every collective on GPUs waits until it is done: for debugging
   bool share_gpus = false;   // ranks of a host may take the same GPU: for trying layouts
 

@@ -203,8 +203,8 @@ constexpr Key kKeys[] = {
      "Hugging Face folder written at the end of training"},
 
     {"comm", "timeout", at<&C::comm, &CommConfig::timeout>,
-     "seconds a collective of a run on GPUs may take before the ranks that wait say where they are and the job ends; a "
-     "rank that reads or saves keeps the others waiting too"},
+     "seconds a collective may take before the ranks that wait say where they are, and who does not come, and the job "
+     "ends; a rank that reads or saves keeps the others waiting too"},
     {"comm", "synchronous", at<&C::comm, &CommConfig::synchronous>,
      "wait for every collective between GPUs: for debugging; the bits are the same"},
     {"comm", "share_gpus", at<&C::comm, &CommConfig::share_gpus>,

@@ -276,7 +276,7 @@ void check_comm(const Config& config) {
            "600 suits most machines");
   }
   if (config.device != DeviceChoice::kCpu) return;
-  for (const std::string_view key : {"comm.timeout", "comm.synchronous", "comm.share_gpus"}) {
+  for (const std::string_view key : {"comm.synchronous", "comm.share_gpus"}) {
     refuse_if_set(config, key, "with device: cpu");
   }
 }

@@ -1,9 +1,13 @@
 // One way for a job to end. Rank 1 does what the arguments say while the others wait for it in a collective:
 //   return CODE   all ranks return it     abort CODE    rank 1 ends the job
 //   kill          rank 1 is killed        throw         an exception leaves rank 1's main function
+//   stop          rank 1 is stopped, with a timeout of a second
+//   late          rank 1 comes a second after that timeout, while the others ask who waits
+#include <chrono>
 #include <csignal>
 #include <iostream>
 #include <string>
+#include <thread>
 
 #include "comm/mpi_communicator.h"
 
@@ -17,14 +21,18 @@ int run(int argc, char** argv) {
   const int code = argc > 2 ? std::stoi(argv[2]) : 0;
   if (world.rank() == 0) std::cout << format("world of {}\n", world.size()) << std::flush;
   world.barrier();
+  if (way == "stop" || way == "late") session.set_timeout(std::chrono::seconds(1));
   if (way == "return") return code;
-  if (world.rank() == (world.size() > 1 ? 1 : 0)) {
+  if (way == "late" && world.rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  } else if (world.rank() == (world.size() > 1 ? 1 : 0)) {
     const auto group = world.split(0, 0, "group");  // alive while the exception unwinds
     if (way == "abort") {
       std::cout << format("last words of rank {}", world.rank());  // abort() has to flush them
       session.abort(code);
     }
     if (way == "kill") std::raise(SIGKILL);
+    if (way == "stop") std::raise(SIGSTOP);
     throw Error(ErrorKind::kData, format("rank {} threw", world.rank()));
   }
   world.split(0, 0, "group");

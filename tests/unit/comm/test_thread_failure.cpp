@@ -171,6 +171,24 @@ TEST_CASE("a rank that returns early releases the ranks that wait for it") {
   CHECK_THROWS_WITH(run_thread_ranks(3, receive), Catch::Matchers::Contains("receive in group 'world'"));
 }
 
+TEST_CASE("ranks that wait for each other in other calls end after the timeout and say who did not come") {
+  Outcomes outcomes;
+  const auto body = [&](Communicator& world) {
+    outcomes.run(world, [&] {
+      if (world.rank() == 1) return world.receive(kStream, GuardedBuffer<float>(1).tensor(), 2);
+      world.barrier();
+    });
+  };
+  CHECK_THROWS(run_thread_ranks(4, body, std::chrono::milliseconds(200)));
+  const std::string one = outcomes.of(1);
+  const std::string all = outcomes.of(0) + outcomes.of(2) + outcomes.of(3);
+  INFO(one << "\n" << all);
+  // The first one that gives up releases the others.
+  CHECK((one.find("not done 0.2 s after it began: rank 2 did not come") != std::string::npos ||
+         all.find("not done 0.2 s after it began: rank 1 did not come") != std::string::npos));
+  CHECK(outcomes.count() == 4);
+}
+
 TEST_CASE("calls that do not fit together fail on every rank and name both") {
   struct Case {
     std::string message;
