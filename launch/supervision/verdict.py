@@ -21,7 +21,7 @@ BROKEN_DEVICE = re.compile(
 # Printed by every rank that waits in vain for GPUs (app/rank_device.cpp): the one that does not say so is awaited. One
 # that waits in host memory asks the others and names who does not answer (lib/comm/mpi_waiting.cpp).
 WAITS = re.compile(r"\brank (\d+): .*: not done [\d.]+ s after it was queued")
-NO_ANSWER = re.compile(r": not done [\d.]+ s after it began: no answer from rank (\d+)\b")
+NO_ANSWER = re.compile(r": not done [\d.]+ s after it began: no answer from ranks? ((?:\d+|, | and )+)")
 # Of a wrapper (rank.py) whose host does not see the folder of the attempt.
 UNSHARED = re.compile(r"launch/supervise: (host \S+ does not see .*)")
 
@@ -81,12 +81,13 @@ def vanished(records):
 def awaited(text, training):
     """The only training rank that does not answer or report. Of several silent ones most would have reported later: those
     that report first end the job."""
-    named = {int(rank) for rank in NO_ANSWER.findall(text)} & training
-    if len(named) == 1:
-        return [Death(rank, "the others wait for it") for rank in named]
     waiting = {int(rank) for rank in WAITS.findall(text)} & training
+    asked = [{int(rank) for rank in re.findall(r"\d+", ranks)} for ranks in NO_ANSWER.findall(text)]
+    for unanswered in asked:
+        waiting |= training - unanswered
     silent = training - waiting
-    return [Death(rank, "the others wait for it") for rank in silent] if len(silent) == 1 < len(waiting) else []
+    sure = len(silent) == 1 and (asked or len(waiting) > 1)
+    return [Death(rank, "the others wait for it") for rank in silent] if sure else []
 
 
 def first_sign(records):

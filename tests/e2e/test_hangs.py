@@ -50,7 +50,11 @@ class Verdict(unittest.TestCase):
         self.assertEqual([(death.rank, death.reason) for death in deaths], [(2, "the others wait for it")])
 
     def test_of_several_nobody_is(self):
-        self.assertEqual(verdict.awaited(self.SAID.format("ranks 2 and 3"), {0, 1, 2, 3}), [])
+        self.assertEqual(verdict.awaited(self.SAID.format("ranks 1, 2 and 3"), {0, 1, 2, 3}), [])
+
+    def test_a_rank_that_waits_for_its_gpu_cannot_answer_but_reports(self):
+        said = self.SAID.format("ranks 2 and 3") + "rank 3: all_reduce 7 in group 'tensor': not done 5.2 s after it was queued"
+        self.assertEqual([death.rank for death in verdict.awaited(said, {0, 1, 2, 3})], [2])
 
 
 if __name__ == "__main__":
