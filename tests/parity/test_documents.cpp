@@ -52,6 +52,7 @@ Outcome run_documents(Config config, int64_t documents_per_sample, int tensor = 
   config.parallel.tensor = tensor;
   config.parallel.sequence = tensor > 1;
   config.optimizer.lr = 0;
+  config.data.eod_id = config.model.vocab_size - 1;
   Outcome outcome;
   run_thread_ranks(tensor, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {tensor, 1});
