@@ -8,6 +8,7 @@
 
 #include "comm/mpi_communicator.h"
 #include "config/config.h"
+#include "core/cores.h"
 #include "device/stream.h"
 
 namespace invar::app {
@@ -113,7 +114,11 @@ Error as_error(const std::exception& error);
 // SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
 void together(Communicator& world, const std::function<void()>& part);
 
-// Threads for one rank: OMP_NUM_THREADS, else the host's cores shared among its ranks.
-int threads_per_rank(int ranks_on_host);
+// Cores of a set that a container's quota leaves.
+int usable_cores(const CoreSet& cores);
+// Threads for one rank: OMP_NUM_THREADS, else the cores that the host's ranks may use, shared among them.
+int threads_per_rank(int ranks_on_host, int cores_of_host = usable_cores(bound_cores()));
+// What is wrong with so many threads for each rank of a host, and the number to set; empty if nothing is.
+std::string too_many_threads(int threads, int ranks, int cores);
 
 }  // namespace invar::app

@@ -72,7 +72,7 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   const auto timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(config.comm.timeout));
   session.set_timeout(timeout);
-  const int threads = threads_per_rank(session.local_size());
+  const int threads = threads_per_rank(session.local_size(), usable_cores(session.local_cores()));
   DeviceType device = DeviceType::kCpu;
   together(world, [&] { device = choose_device(config); });
   const bool here = device == DeviceType::kCuda;

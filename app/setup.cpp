@@ -1,4 +1,3 @@
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -6,7 +5,6 @@
 #include <cstdlib>
 #include <optional>
 #include <stdexcept>
-#include <thread>
 
 #include "app/commands.h"
 #include "device/memory.h"
@@ -72,14 +70,23 @@ void heed_stop_signals() {
   if (stop_signal != 0) raise(stop_signal);
 }
 
-int threads_per_rank(int ranks_on_host) {
+int threads_per_rank(int ranks_on_host, int cores_of_host) {
   if (const char* text = std::getenv("OMP_NUM_THREADS"); text != nullptr) {
     if (const int threads = std::atoi(text); threads > 0) return threads;
   }
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t bound;  // what the launcher has bound this rank to
-  const int allowed = sched_getaffinity(0, sizeof(bound), &bound) == 0 ? CPU_COUNT(&bound) : cores;
-  return std::max(1, std::min(allowed, cores / std::max(1, ranks_on_host)));
+  return std::clamp(cores_of_host / std::max(1, ranks_on_host), 1, usable_cores(bound_cores()));
+}
+
+int usable_cores(const CoreSet& cores) {
+  return within_quota(count(cores));
+}
+
+std::string too_many_threads(int threads, int ranks, int cores) {
+  if (threads * ranks <= cores) return "";
+  const std::string what =
+      format("{} ranks of {} threads share {} cores of this host and wait for each other: ", ranks, threads, cores);
+  return what + (ranks > cores ? format("start at most {} ranks here, with OMP_NUM_THREADS=1", cores)
+                               : format("set OMP_NUM_THREADS={}", cores / ranks));
 }
 
 }  // namespace invar::app

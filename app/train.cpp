@@ -139,6 +139,9 @@ Ending train_together(Config& config, Config given, TrainingRanks& ranks, MpiSes
   std::optional<Log> log;
   together(world, [&] {
     log.emplace(world.rank(), config.log.dir);
+    const std::string crowd =
+        too_many_threads(device.stream.threads(), session.local_size(), usable_cores(session.local_cores()));
+    if (session.local_rank() == 0 && !crowd.empty()) log->warn(crowd);
     if (world.rank() == 0 && device.shares_gpus) {
       log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
     }

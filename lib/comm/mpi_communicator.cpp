@@ -432,6 +432,9 @@ MpiSession::MpiSession(int* argc, char*** argv) {
               "MPI_Comm_split_type");
   check_start(MPI_Comm_rank(host, &local_rank_), "MPI_Comm_rank");
   check_start(MPI_Comm_size(host, &local_size_), "MPI_Comm_size");
+  check_start(MPI_Allreduce(MPI_IN_PLACE, local_cores_.data(), static_cast<int>(local_cores_.size()), MPI_UINT64_T,
+                            MPI_BOR, host),
+              "MPI_Allreduce");
   MPI_Comm_free(&host);
   initialised_ = true;
   waiting_ = std::make_shared<MpiWaiting>();

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "core/cores.h"
 
 namespace invar {
 
@@ -27,6 +28,8 @@ class MpiSession {
   // Rank and size among the processes of this host.
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
+  // That those are bound to, all together.
+  const CoreSet& local_cores() const { return local_cores_; }
   // From now on a call of any group that waits longer for its peers is an Error{kFault}, which names the ranks that do
   // not come. Ten minutes until then.
   void set_timeout(std::chrono::milliseconds timeout);
@@ -48,6 +51,7 @@ class MpiSession {
   bool initialised_ = false;
   int local_rank_ = 0;
   int local_size_ = 1;
+  CoreSet local_cores_ = bound_cores();
   std::shared_ptr<MpiWaiting> waiting_;
   std::unique_ptr<Communicator> world_;
 };

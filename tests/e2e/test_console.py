@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 import unittest
+import unittest.mock
 
 import invar_job
 from invar_job import FAILURE_SECONDS, RUN_SECONDS, JobTest, read_lines, series
@@ -160,6 +161,15 @@ class FullDisk(JobTest):
         config = self.config(checkpoint={"export_dir": "hf"})
         outcome = self.run_limited(50000, "train", config)
         self.check_failure(outcome, FAULT, "hf/model.safetensors", self.REASON, "ulimit -f")
+
+
+class Threads(JobTest):
+    def test_more_than_the_host_has_cores_for_are_told_with_the_number_to_set(self):
+        cores = len(os.sched_getaffinity(0))
+        with unittest.mock.patch.dict(invar_job.ENVIRONMENT, OMP_NUM_THREADS=str(cores + 1)):
+            outcome = self.succeed("train", self.config(train={"steps": 1}), ranks=2)
+        fix = f"set OMP_NUM_THREADS={cores // 2}" if cores > 1 else "start at most 1 ranks"
+        self.assertRegex(outcome.stdout, rf"warning: 2 ranks of {cores + 1} threads share \d+ cores .*: ({fix}|set OMP)")
 
 
 class EarlySignals(JobTest):
