@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -34,9 +35,9 @@ Blend parse_blend(std::span<const BlendItem> items) {
   for (const BlendItem& item : items) {
     const std::optional<double> number = item.may_be_weight ? number_of(item.text) : std::nullopt;
     if (number) {
-      if (after_weight) refuse(format("the weight {} follows another weight", item.text));
+      if (after_weight) refuse(format("the weight {} follows another weight", shown(item.text)));
       if (!(*number >= kSmallest && *number <= kLargest)) {
-        refuse(format("the weight {} is not within {} to {}", item.text, kSmallest, kLargest));
+        refuse(format("the weight {} is not within {} to {}", shown(item.text), kSmallest, kLargest));
       }
       blend.weights.push_back(*number);
     } else {

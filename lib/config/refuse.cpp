@@ -1,6 +1,7 @@
 #include "config/refuse.h"
 
 #include "config/key_table.h"
+#include "core/shown.h"
 
 namespace invar {
 namespace {
@@ -41,7 +42,8 @@ void refuse(const Config& config, std::initializer_list<std::string_view> keys, 
   }
   const auto file = config.origin.find("");
   if (place.empty() && file != config.origin.end()) place = file->second + ": ";
-  throw Error(ErrorKind::kConfig, place + message, hint);
+  constexpr size_t kLongest = 2000;  // values in it may be of any length
+  throw Error(ErrorKind::kConfig, shown(place + message, kLongest), shown(hint, kLongest));
 }
 
 void refuse_if_set(const Config& config, std::string_view key, const std::string& where) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/shown.h"
 
 namespace invar {
 
@@ -12,7 +13,7 @@ std::array<double, 3> parse_split(const std::string& text) {
   constexpr std::string_view kNumber = "0123456789.";
   constexpr double kLargest = 1e12;  // far from where a sum could overflow
   const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorKind::kConfig, format("data.split = \"{}\": {}", text, why),
+    throw Error(ErrorKind::kConfig, format("data.split = \"{}\": {}", shown(text), why),
                 "write the weights of training, validation and test, such as data.split: \"969, 30, 1\"");
   };
   if (text.find_first_not_of("0123456789., ") != std::string::npos) {
@@ -26,8 +27,8 @@ std::array<double, 3> parse_split(const std::string& text) {
     if (count == weights.size()) refuse("there are more than three weights");
     double& weight = weights[count++];
     const auto parsed = std::from_chars(word.data(), word.data() + word.size(), weight, std::chars_format::fixed);
-    if (parsed.ec != std::errc() || parsed.ptr != word.data() + word.size()) refuse(word + " is not a number");
-    if (weight > kLargest) refuse(format("{} exceeds {}", word, kLargest));
+    if (parsed.ec != std::errc() || parsed.ptr != word.data() + word.size()) refuse(shown(word) + " is not a number");
+    if (weight > kLargest) refuse(format("{} exceeds {}", shown(word), kLargest));
     at = end;
   }
   if (weights[0] + weights[1] + weights[2] <= 0) refuse("the weights must have a positive sum");

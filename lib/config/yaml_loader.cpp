@@ -25,7 +25,8 @@ struct Assignment {
 };
 
 [[noreturn]] void refuse(const std::string& origin, const std::string& what, const std::string& fix) {
-  throw Error(ErrorKind::kConfig, format("{}: {}", origin, what), fix);
+  constexpr size_t kLongest = 2000;  // names and values in it may be of any length
+  throw Error(ErrorKind::kConfig, shown(format("{}: {}", origin, what), kLongest), shown(fix, kLongest));
 }
 
 [[noreturn]] void refuse_section(const std::string& origin, const std::string& name) {
