@@ -62,8 +62,41 @@ Tolerance tolerance_of(const CompareArguments& arguments) {
   return tolerance;
 }
 
+// What is wrong with the two together names both.
+template <class Compare>
+auto of_both(const fs::path& a, const fs::path& b, Compare compare) {
+  try {
+    return compare();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kConfig) throw;  // names its file
+    throw error.in(format("{} and {}", a.string(), b.string()));
+  }
+}
+
 std::unique_ptr<TensorFile> open_tensors(const Side& side) {
   return side.kind == Kind::kDump ? open_dump(side.path) : open_safetensors(side.path);
+}
+
+struct Comparison {
+  bool inside = false;
+  std::vector<std::string> lines;
+};
+
+Comparison compare_runs(const fs::path& a, const fs::path& b, const Tolerance& tolerance) {
+  const MetricsTable lines_a = read_metrics(a), lines_b = read_metrics(b);
+  const MetricsDifference found = of_both(a, b, [&] { return compare_metrics(lines_a, lines_b, tolerance); });
+  Comparison result{found.inside(), describe(found)};
+  if (const std::optional<HashDifference> hashes = compare_hashes(a, b)) {
+    result.inside = result.inside && (hashes->all_equal() || !tolerance.exact);
+    for (const std::string& line : describe(*hashes)) result.lines.push_back(line);
+  }
+  return result;
+}
+
+Comparison compare_files(const Side& a, const Side& b, const Tolerance& tolerance, bool all) {
+  const auto file_a = open_tensors(a), file_b = open_tensors(b);
+  const FileDifference found = of_both(a.path, b.path, [&] { return compare_tensors(*file_a, *file_b, tolerance); });
+  return {found.inside(), describe(found, all)};
 }
 
 int compare_in_one_process(const CompareArguments& arguments) {
@@ -78,24 +111,11 @@ int compare_in_one_process(const CompareArguments& arguments) {
                        b.path.string(), word_of(b.kind)),
                 "compare metrics with metrics and tensors with tensors");
   }
-  bool inside = false;
-  std::vector<std::string> lines;
-  if (a.kind == Kind::kMetrics) {
-    const MetricsDifference found = compare_metrics(read_metrics(a.path), read_metrics(b.path), tolerance);
-    inside = found.inside();
-    lines = describe(found);
-    if (const std::optional<HashDifference> hashes = compare_hashes(a.path, b.path)) {
-      inside = inside && (hashes->all_equal() || !tolerance.exact);
-      for (const std::string& line : describe(*hashes)) lines.push_back(line);
-    }
-  } else {
-    const FileDifference found = compare_tensors(*open_tensors(a), *open_tensors(b), tolerance);
-    inside = found.inside();
-    lines = describe(found, arguments.all);
-  }
+  const Comparison found = a.kind == Kind::kMetrics ? compare_runs(a.path, b.path, tolerance)
+                                                    : compare_files(a, b, tolerance, arguments.all);
   print_line(format("A {}\nB {}", a.path.string(), b.path.string()));
-  for (const std::string& line : lines) print_line(line);
-  return inside ? 0 : 1;
+  for (const std::string& line : found.lines) print_line(line);
+  return found.inside ? 0 : 1;
 }
 
 }  // namespace
