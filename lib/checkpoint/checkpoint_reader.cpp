@@ -14,6 +14,7 @@ namespace invar {
 namespace {
 
 constexpr size_t kOpenFiles = 16;
+constexpr int kStripsAhead = 4;       // for each thread
 constexpr int64_t kAtOnce = 1 << 16;  // elements: they stay in the cache from reading to summing and moving
 constexpr const char* kRecopy = "copy the checkpoint again, or resume from another one (checkpoint.resume)";
 
@@ -167,7 +168,22 @@ void CheckpointReader::read_strips(std::vector<Strip> strips, int threads) const
   std::stable_sort(strips.begin(), strips.end(), [](const Strip& a, const Strip& b) {
     return std::pair(a.piece->rank, a.piece->offset) < std::pair(b.piece->rank, b.piece->offset);
   });
-  for_each_item(strips.size(), threads, [&](size_t i, std::vector<float>& buffer) { read_strip(strips[i], buffer); });
+  const auto ahead = static_cast<size_t>(kStripsAhead * std::max(1, threads));
+  for (size_t i = 0; i < std::min(ahead, strips.size()); ++i) read_ahead(strips[i]);
+  for_each_item(strips.size(), threads, [&](size_t i, std::vector<float>& buffer) {
+    if (i + ahead < strips.size()) read_ahead(strips[i + ahead]);
+    read_strip(strips[i], buffer);
+  });
+}
+
+// Several threads in one file look to the system as if nothing were read in sequence.
+void CheckpointReader::read_ahead(const Strip& strip) const {
+  const int64_t stored_cols = strip.piece->rectangle.cols.size();
+  if (strip.area.cols.size() != stored_cols) return;  // a part of each row: what lies between is not wanted
+  const int64_t first_row = strip.area.rows.begin - strip.piece->rectangle.rows.begin;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
+  shard(strip.piece->rank)
+      ->will_read(strip.piece->offset + first_row * stored_cols * kBytes, strip.area.elements() * kBytes);
 }
 
 void CheckpointReader::read_strip(const Strip& strip, std::vector<float>& buffer) const {

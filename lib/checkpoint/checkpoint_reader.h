@@ -56,6 +56,7 @@ class CheckpointReader {
   static void add_strips(const StoredPiece& piece, const Rectangle& area, const StateExtent* extent,
                          std::vector<Strip>& strips);
   void read_strips(std::vector<Strip> strips, int threads) const;
+  void read_ahead(const Strip& strip) const;
   void read_strip(const Strip& strip, std::vector<float>& buffer) const;
   void check_tiles(const Strip& strip, const StripSums& sums) const;
   void check_beside_values() const;

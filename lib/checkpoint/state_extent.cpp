@@ -1,6 +1,7 @@
 #include "checkpoint/state_extent.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "core/error.h"
@@ -12,26 +13,47 @@ namespace {
 // Columns that are stored as rows are moved a cache line's worth at a time.
 constexpr int64_t kUnitsTogether = 16;
 
-// to(c, r) = from(r, c) of a matrix of rows × cols, whose rows lie `from_stride` apart, those of `to` `to_stride`. A
-// square at a time, so that of each cache line all is read, and written, at once.
+constexpr int64_t kSide = 8;
+using Lanes = float __attribute__((vector_size(kSide * sizeof(float))));
+
+// A square of kSide rows and columns, transposed in registers: neighbours trade halves of 1, 2 and 4 lanes in turn.
+void transpose_square(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  Lanes rows[kSide], pairs[kSide], fours[kSide];
+  for (int i = 0; i < kSide; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Lanes));
+  for (int i = 0; i < kSide; i += 2) {
+    pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < kSide; i += 4) {
+    for (int half = 0; half < 2; ++half) {
+      const Lanes &a = pairs[i + half], &b = pairs[i + half + 2];
+      fours[i + 2 * half] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * half + 1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  }
+  for (int i = 0; i < kSide / 2; ++i) {
+    const Lanes low = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    const Lanes high = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    std::memcpy(to + i * to_stride, &low, sizeof(Lanes));
+    std::memcpy(to + (i + 4) * to_stride, &high, sizeof(Lanes));
+  }
+}
+
+// to(c, r) = from(r, c) of a matrix of rows × cols, whose rows lie `from_stride` apart, those of `to` `to_stride`.
 void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to, int64_t to_stride) {
-  constexpr int64_t kSide = 16;
-  float square[kSide][kSide];
-  for (int64_t first_row = 0; first_row < rows; first_row += kSide) {
-    for (int64_t first_col = 0; first_col < cols; first_col += kSide) {
-      const float* source = from + first_row * from_stride + first_col;
-      float* target = to + first_col * to_stride + first_row;
-      const int64_t r_end = std::min(kSide, rows - first_row), c_end = std::min(kSide, cols - first_col);
-      if (r_end == kSide && c_end == kSide) {
-        for (int64_t r = 0; r < kSide; ++r) {
-          for (int64_t c = 0; c < kSide; ++c) square[c][r] = source[r * from_stride + c];
-        }
-        for (int64_t c = 0; c < kSide; ++c) std::copy_n(square[c], kSide, target + c * to_stride);
-        continue;
+  const int64_t whole_rows = rows / kSide * kSide, whole_cols = cols / kSide * kSide;
+  // Two squares at a time fill a cache line.
+  for (int64_t row = 0; row < whole_rows; row += 2 * kSide) {
+    const int64_t end = std::min(row + 2 * kSide, whole_rows);
+    for (int64_t col = 0; col < whole_cols; col += kSide) {
+      for (int64_t r = row; r < end; r += kSide) {
+        transpose_square(from + r * from_stride + col, from_stride, to + col * to_stride + r, to_stride);
       }
-      for (int64_t c = 0; c < c_end; ++c) {
-        for (int64_t r = 0; r < r_end; ++r) target[c * to_stride + r] = source[r * from_stride + c];
-      }
+    }
+  }
+  for (int64_t col = 0; col < cols; ++col) {
+    for (int64_t row = col < whole_cols ? whole_rows : 0; row < rows; ++row) {
+      to[col * to_stride + row] = from[row * from_stride + col];
     }
   }
 }

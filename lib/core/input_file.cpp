@@ -51,6 +51,10 @@ void InputFile::read_at(int64_t offset, std::span<std::byte> out) const {
   }
 }
 
+void InputFile::will_read(int64_t offset, int64_t bytes) const {
+  (void)::posix_fadvise(file_.get(), offset, bytes, POSIX_FADV_WILLNEED);
+}
+
 std::string read_text_file(const std::string& path, int64_t limit, const std::string& hint, ErrorKind kind) {
   const InputFile file(path, hint, kind);
   if (file.size() > limit) {

@@ -30,6 +30,8 @@ class InputFile {
   // Fills `out` from byte `offset` on. Throws Error{kind} with the path and the reason if the file cannot be read
   // there. If the file has become shorter, the message has its size then and now.
   void read_at(int64_t offset, std::span<std::byte> out) const;
+  // Tells the system that these bytes are read soon, so that a disk begins now. The answer does not matter.
+  void will_read(int64_t offset, int64_t bytes) const;
   template <class T>
   void read_at(int64_t offset, std::span<T> out) const {
     read_at(offset, std::as_writable_bytes(out));

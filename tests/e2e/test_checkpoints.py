@@ -429,6 +429,19 @@ class Damage(CheckpointTest):
         path.write_bytes(data)
         self.refuse("step_00000010/index.h5")
 
+    def test_damaged_table(self):
+        path = self.checkpoint("run", 10) / "index.bin"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        self.refuse("step_00000010/index.bin: damaged")
+
+    def test_own_checkpoints_that_cannot_be_read(self):
+        latest = self.folder / "run" / "checkpoints" / "latest"
+        latest.unlink()
+        latest.symlink_to("latest")  # a loop, which is another error than that there is none
+        self.refuse("run/checkpoints/latest: cannot be looked at", "Too many levels of symbolic links")
+
     def test_latest_names_nothing(self):
         (self.folder / "run" / "checkpoints" / "latest").write_text("step_00000077\n")
         self.refuse("run/checkpoints/latest: names step_00000077", "name of another checkpoint")
@@ -439,10 +452,14 @@ class Damage(CheckpointTest):
         checkpoints = self.folder / "run" / "checkpoints"
         shutil.copytree(self.checkpoint("run", 10), checkpoints / "step_00000015.tmp")
         (checkpoints / "step_00000017").mkdir()
+        (checkpoints / "step_00000017" / "shard_00000.h5").write_text("a checkpoint that is just being copied in")
         (checkpoints / "latest").unlink()
         self.assertIn("step        10\n", self.inspect("run"))
-        self.succeed("train", "run.yaml", "log.dir=run")
+        outcome = self.succeed("train", "run.yaml", "log.dir=run")
         self.assertFalse((checkpoints / "step_00000015.tmp").exists())
+        self.assertIn("old checkpoints: removed step_00000015.tmp", outcome.stdout)
+        self.assertIn("old checkpoints: removed step_00000015.tmp", (self.folder / "run" / "log.txt").read_text())
+        self.assertTrue((checkpoints / "step_00000017" / "shard_00000.h5").exists())
         self.assertEqual(self.latest("run"), "step_00000020")
 
 
