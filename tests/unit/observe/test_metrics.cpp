@@ -57,7 +57,7 @@ TEST_CASE("Each step and each evaluation is one line, there at once") {
 
 TEST_CASE("A loss of no tokens is null, and so is its perplexity") {
   const TemporaryFolder folder;
-  MetricsWriter writer(folder.path(), OpenMode::kNew);
+  MetricsWriter writer(folder.path());
   StepMetrics metrics = sample_step(1);
   metrics.loss.reset();
   writer.write(metrics);
