@@ -45,6 +45,7 @@ int import_weights(const ImportArguments& arguments, MpiSession& session) {
   if (session.world().rank() != 0) return 0;
   Config config;
   config.model = read_hf_config(arguments.hf_folder);
+  config.origin[""] = config.model.hf_path + "/config.json";
   validate_model(config);
   const HfWeights weights(arguments.hf_folder);
   Config shortest = config;  // the model is built to name its parameters, not to run

@@ -48,6 +48,11 @@ class HuggingFaceFolder(JobTest):
         for arguments in (["import", "model", "imported"], ["train", run]):
             self.fail_with(code, *texts, arguments=arguments, hint=hint)
 
+    def test_a_size_beyond_any_model(self):
+        config = self.copy() / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 2**40}))
+        self.refuse("model/config.json: model.max_position_embeddings = 1099511627776 must be", code=USAGE)
+
     def test_gemma4_12b(self):
         folder = self.copy("gemma4_dense")
         text = json.loads((folder / "config.json").read_text())
