@@ -28,13 +28,15 @@ void add_segment(Range elements, int64_t* blocks, Value value) {
   }
 }
 
-void add_rows(int threads, const float* values, int64_t cols, const HashedRows& run, int64_t* blocks) {
+// as_float: an element as the fp32 that is hashed.
+template <class T, class AsFloat>
+void add_rows(int threads, const T* values, int64_t cols, const HashedRows& run, int64_t* blocks, AsFloat as_float) {
   const int64_t rows = run.rows.size(), width = run.index.block;
-  const float* const from = values + run.rows.begin * cols;
+  const T* const from = values + run.rows.begin * cols;
   if (width == cols) {
     cpu::parallel_for(threads, rows * cols, kWork, [&](Range part) {
       add_segment({run.index.first + part.begin, run.index.first + part.end}, blocks,
-                  [own = from + part.begin](int64_t i) { return own[i]; });
+                  [=, own = from + part.begin](int64_t i) { return as_float(own[i]); });
     });
     return;
   }
@@ -44,9 +46,9 @@ void add_rows(int threads, const float* values, int64_t cols, const HashedRows& 
       const int64_t begin = run.index.at(0, block * width);
       const Range segment{begin, begin + rows * width};
       if (width == 1) {  // the common case, without divisions
-        add_segment(segment, blocks, [=](int64_t i) { return own[i * cols]; });
+        add_segment(segment, blocks, [=](int64_t i) { return as_float(own[i * cols]); });
       } else {
-        add_segment(segment, blocks, [=](int64_t i) { return own[i / width * cols + i % width]; });
+        add_segment(segment, blocks, [=](int64_t i) { return as_float(own[i / width * cols + i % width]); });
       }
     }
   });
@@ -68,15 +70,25 @@ void check_run(std::string_view op, const Tensor& values, const HashedRows& run,
 }  // namespace
 
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
-                      const Tensor& blocks) {
+                      const Tensor& blocks, DType rounded) {
   constexpr auto kOp = "add_block_hashes";
-  expect(kOp, "values", values, DType::kF32, {values.dim(0), values.dim(1)});
+  const bool working_copy = values.dtype() == DType::kBF16;
+  expect(kOp, "values", values, working_copy ? DType::kBF16 : DType::kF32, {values.dim(0), values.dim(1)});
   expect(kOp, "blocks", blocks, DType::kI64, {blocks.dim(0)});
   for (const HashedRows& run : runs) check_run(kOp, values, run, blocks.dim(0));
   if (!has_work(kOp, stream, {&values, &blocks}) || values.empty()) return;
-  if (on_cuda(stream)) return cuda::add_block_hashes(stream, values, runs, blocks);
+  if (on_cuda(stream)) return cuda::add_block_hashes(stream, values, runs, blocks, rounded);
   for (const HashedRows& run : runs) {
-    add_rows(stream.threads(), values.data<float>(), values.dim(1), run, blocks.data<int64_t>());
+    const auto add = [&](const auto* elements, auto as_float) {
+      add_rows(stream.threads(), elements, values.dim(1), run, blocks.data<int64_t>(), as_float);
+    };
+    if (working_copy) {
+      add(values.data<BF16>(), [](BF16 x) { return static_cast<float>(x); });
+    } else if (rounded == DType::kBF16) {
+      add(values.data<float>(), [](float x) { return static_cast<float>(BF16(x)); });
+    } else {
+      add(values.data<float>(), [](float x) { return x; });
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <optional>
 #include <sstream>
@@ -19,6 +20,7 @@
 #include "observe/metrics.h"
 #include "observe/throughput.h"
 #include "parallel/check_inputs.h"
+#include "train/copy_check.h"
 #include "train/proof_log.h"
 #include "train/run_inputs.h"
 #include "train/run_outputs.h"
@@ -109,6 +111,7 @@ struct Trainer::Output {
   std::unique_ptr<StateHashWriter> hashes;  // with log.hash_every
   Progress progress;
   LeftOutSteps left_out;
+  std::unique_ptr<CopyCheck> copies{};  // with log.hash_every
   ProofLog proofs{};
   std::optional<double> spike{};  // of the last step
   bool metrics_fail = false;
@@ -232,6 +235,7 @@ Ending Trainer::run(Log& log) {
     output.metrics = std::make_unique<MetricsWriter>(dir);
     if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(dir);
   }
+  if (config_.log.hash_every > 0) output.copies = std::make_unique<CopyCheck>(state, groups_, output.progress.step);
   const Ending ending = train(state, output);
   if (work_ != nullptr && ending != Ending::kReshare) {
     if (const auto measured = work_->speeds()) log.info(format("measured speeds: {}", measured->describe()));
@@ -312,6 +316,7 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   hooks.gradients_complete = [&](const StepResult& complete) {
     if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
     if (hash) hash->gradients();
+    if (output.copies != nullptr && std::isfinite(complete.grad_norm)) output.copies->look();
   };
   if (work_ != nullptr) hooks.work = work_->next_timer();
   const bool profiled = step + 1 == config_.log.profile_step;
@@ -325,6 +330,7 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
     throw *too_many;
   }
   const StateHash* const hashed = hash ? &hash->finish() : nullptr;
+  if (hash) compare_copies(result, output);
   const double seconds = seconds_since(start);
   ++progress.step;
   progress.samples += global_batch_size(config_, groups_.world->size());
@@ -335,6 +341,17 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   report_anomalies(result, output);
   if (hash || is_due(config_.log.every)) report(result, seconds, hashed, output);
   return is_due(config_.train.eval_every) ? evaluate(state, output) : "";
+}
+
+// After a hashed step.
+void Trainer::compare_copies(const StepResult& result, Output& output) {
+  try {
+    if (!result.left_out()) output.copies->look();  // also what the last step of a run leaves
+    output.copies->compare(output.progress.step + 1);
+  } catch (const Error&) {  // on every rank
+    checkpoints_.wait(output.log);
+    throw;
+  }
 }
 
 void Trainer::report_anomalies(const StepResult& result, Output& output) const {

@@ -36,6 +36,7 @@ class Trainer {
   std::string train_step(TrainState& state, const DataStream& data, Output& output);
   bool should_reshare(const Output& output, std::string& stop);
   void report(const StepResult& result, double seconds, const StateHash* hash, Output& output) const;
+  void compare_copies(const StepResult& result, Output& output);
   void report_anomalies(const StepResult& result, Output& output) const;
   std::string evaluate(TrainState& state, Output& output) const;
   void export_weights(const TrainState& state, Log& log) const;

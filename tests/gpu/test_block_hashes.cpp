@@ -6,9 +6,10 @@ namespace {
 
 using namespace invar::test;
 
-std::vector<int64_t> on_gpu(const HostTensor& values, std::span<const HashedRows> runs, std::vector<int64_t> blocks) {
+std::vector<int64_t> on_gpu(const HostTensor& values, std::span<const HashedRows> runs, std::vector<int64_t> blocks,
+                            DType rounded = DType::kF32) {
   const DeviceTensor sums(view_of(blocks));
-  add_block_hashes(gpu(), DeviceTensor(values), runs, sums);
+  add_block_hashes(gpu(), DeviceTensor(values), runs, sums, rounded);
   copy_across(gpu(), sums, view_of(blocks));
   return blocks;
 }
@@ -24,6 +25,21 @@ TEST_CASE("add_block_hashes on the GPU gives the CPU's sums, in every form of st
     CHECK(on_gpu(values, {&all, 1}, blocks) == expected);
     values.set(values.size() / 2, 1e-30);
     CHECK(on_gpu(values, {&all, 1}, blocks) != expected);
+  }
+}
+
+TEST_CASE("add_block_hashes on the GPU hashes bf16 values, and fp32 ones as they are rounded, as the CPU does") {
+  for (const HashedForm& form : kHashedForms) {
+    CAPTURE(form.rows, form.cols);
+    const HashedRows all{{0, form.rows}, form.index};
+    for (const auto& [dtype, rounded] :
+         {std::pair(DType::kBF16, DType::kF32), std::pair(DType::kF32, DType::kBF16)}) {
+      const HostTensor values = random_tensor(dtype, {form.rows, form.cols}, 3);
+      std::vector<int64_t> expected(static_cast<size_t>(hash_blocks(form.numel)));
+      const std::vector<int64_t> none = expected;
+      add_block_hashes(kCpu, values, {&all, 1}, view_of(expected), rounded);
+      CHECK(on_gpu(values, {&all, 1}, none, rounded) == expected);
+    }
   }
 }
 

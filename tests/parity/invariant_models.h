@@ -12,6 +12,7 @@
 #include "core/split_mix.h"
 #include "mock_run.h"
 #include "support/temporary_folder.h"
+#include "train/copy_check.h"
 #include "train/step_dump.h"
 #include "train/step_hash.h"
 
@@ -160,7 +161,8 @@ inline std::vector<uint64_t> hash_dump(const std::filesystem::path& path) {
   return hashes;
 }
 
-// Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups.
+// Trains config.train.steps steps at this layout, which a run must accept. prepare: given each rank's groups, with
+// which it may make ranks differ; without it copies are compared after every step.
 using PrepareGroups = std::function<void(ProcessGroups& groups)>;
 enum class Dump : uint8_t { kNothing, kFirstStep };
 inline HashedRun train_hashed(Config config, const Layout& layout, const PrepareGroups& prepare = {},
@@ -174,6 +176,8 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
     ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
     MockRun rank(config, groups);
+    std::optional<CopyCheck> copies;
+    if (!prepare) copies.emplace(rank.state, groups, 0);
     for (int64_t step = 0; step < config.train.steps; ++step) {
       StepHash hash(rank.state, groups);
       StepHooks hooks;
@@ -183,11 +187,14 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
       const std::vector<Batch> batches = rank.batches(step);
       hooks.gradients_complete = [&](const StepResult& complete) {
         hash.gradients();
+        if (copies) copies->look();
         if (!dump) return;
         const std::filesystem::path path = dump->write(rank.state, batches, complete, step + 1);
         if (world.rank() == 0) run.dump = hash_dump(path);
       };
       const StepResult result = run_step(rank.state, config, groups, batches, step, hooks);
+      if (copies) copies->look();
+      if (copies) copies->compare(step + 1);
       const StateDigest digest = hash.finish().digest(result.loss, result.grad_norm);
       if (world.rank() == 0) run.steps.push_back({digest, result});
     }

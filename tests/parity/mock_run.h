@@ -6,14 +6,15 @@
 
 namespace invar::test {
 
-// What a rank of a run on made-up data has on the CPU: initialised weights, and the data in order.
+// What a rank of a run on made-up data has, on the CPU unless a stream says otherwise: initialised weights, and the
+// data in order.
 struct MockRun {
   // Collective over the world. config and groups must outlive it.
-  MockRun(const Config& run_config, const ProcessGroups& run_groups)
+  MockRun(const Config& run_config, const ProcessGroups& run_groups, const Stream& stream = Stream(DeviceType::kCpu))
       : config(run_config),
         groups(run_groups),
-        planned(measure_memory(config, groups.topology, groups.world->rank())),
-        state(config, groups, Stream(DeviceType::kCpu), planned),
+        planned(measure_memory(config, groups.topology, groups.world->rank(), stream.device())),
+        state(config, groups, stream, planned),
         source(make_token_source(config.data, token_request(config, Split::kTrain, groups.world->size()))),
         data(data_stream(*source, config, Split::kTrain)) {
     initialise(state.parameters(), state.stream(), config.train.seed, config.model.initializer_range);

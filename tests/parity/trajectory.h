@@ -11,6 +11,7 @@
 #include "comm/thread_communicator.h"
 #include "mock_run.h"
 #include "parallel/logical_tensor.h"
+#include "train/copy_check.h"
 
 namespace invar::test {
 
@@ -82,6 +83,8 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
     ProcessGroups groups = make_process_groups(world, layout.topology());
     if (prepare) prepare(groups);
     MockRun run(config, groups);
+    std::optional<CopyCheck> copies;
+    if (!prepare) copies.emplace(run.state, groups, 0);
     auto initial = collect_all(run.state, groups);
     std::vector<double> losses;
     std::vector<double> norms;
@@ -90,8 +93,10 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
       StepHooks hooks;
       hooks.gradients_complete = [&](const StepResult&) {
         if (step == 0) gradients = collect_gradients(run.state, groups);
+        if (copies) copies->look();
       };
       const StepResult result = run.train(step, hooks);
+      if (copies) copies->compare(step + 1);
       losses.push_back(result.loss);
       norms.push_back(result.grad_norm);
     }

@@ -105,7 +105,7 @@ void add_terms(const Stream& stream, const Tensor& terms, const SampleSums& sums
 
 void random_normal(const Stream& stream, const NormalValues& values, const Tensor& out);
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
-                      const Tensor& blocks);
+                      const Tensor& blocks, DType rounded);
 
 Proofs proofs(const Stream& stream);
 

@@ -137,7 +137,7 @@ void tree_sum(const Stream&, const SumProgram&, int, const Tensor&, const Tensor
 void random_normal(const Stream&, const NormalValues&, const Tensor&) {
   refuse();
 }
-void add_block_hashes(const Stream&, const Tensor&, std::span<const HashedRows>, const Tensor&) {
+void add_block_hashes(const Stream&, const Tensor&, std::span<const HashedRows>, const Tensor&, DType) {
   refuse();
 }
 Proofs proofs(const Stream&) {

@@ -27,6 +27,28 @@ TEST_CASE("add_block_hashes adds every element's term to the hash of its block")
   }
 }
 
+TEST_CASE("bf16 values, and fp32 ones as they are rounded to them, have the hashes of the same values in fp32") {
+  for (const HashedForm& form : kHashedForms) {
+    CAPTURE(form.rows, form.cols);
+    const HostTensor values = random_tensor(DType::kF32, {form.rows, form.cols}, 3);
+    HostTensor working(DType::kBF16, {form.rows, form.cols}), widened(DType::kF32, {form.rows, form.cols});
+    for (int64_t i = 0; i < form.rows * form.cols; ++i) {
+      working.tensor().data<BF16>()[i] = BF16(values.tensor().data<float>()[i]);
+      widened.tensor().data<float>()[i] = static_cast<float>(working.tensor().data<BF16>()[i]);
+    }
+    const HashedRows all{{0, form.rows}, form.index};
+    const auto hashes = [&](const Tensor& of, DType rounded) {
+      std::vector<int64_t> blocks(static_cast<size_t>(hash_blocks(form.numel)));
+      add_block_hashes(kTwoThreads, of, {&all, 1}, view_of(blocks), rounded);
+      return blocks;
+    };
+    const std::vector<int64_t> expected = hashes(widened, DType::kF32);
+    CHECK(hashes(working, DType::kF32) == expected);
+    CHECK(hashes(values, DType::kBF16) == expected);
+    CHECK(hashes(values, DType::kF32) != expected);
+  }
+}
+
 TEST_CASE("add_block_hashes takes runs of rows of several tensors, in any order") {
   const InterleavedRuns runs;
   std::vector<int64_t> at_once(runs.blocks), one_by_one(runs.blocks);
@@ -63,7 +85,8 @@ TEST_CASE("add_block_hashes of no elements, on meta, and where it must not") {
   CHECK(contains(refusal(values, {0, 0, 0, 0}), "blocks of 0 of 6 columns"));
   CHECK(contains(refusal(values, {0, 2, 2, 7}), "4 rows of 2, 7 from block to block"));
   CHECK(contains(refusal(values, {100, 2, 2, -8}), "4 rows of 2, -8 from block to block"));
-  CHECK(contains(refusal(HostTensor(DType::kBF16, {4, 6}), {0, 6, 6, 0}), "add_block_hashes: values is bf16 (4, 6)"));
+  std::vector<int32_t> integers(24);
+  CHECK(contains(refusal(view_of(integers).view({4, 6}), {0, 6, 6, 0}), "add_block_hashes: values is i32 (4, 6)"));
   CHECK(contains(refusal(values, {0, 7, 6, 0}), "blocks of 6 of 6 columns, 7 from row to row"));
   CHECK(contains(refusal(values, {0, 4, 4, 10}), "blocks of 4 of 6 columns"));
   CHECK(contains(refusal(values, {2 * kHashBlock - 23, 6, 6, 0}), "elements 8169 to 8192, 2 blocks"));
