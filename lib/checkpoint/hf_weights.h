@@ -17,7 +17,8 @@ std::string text_model_name(const std::string& name_in_file);
 // of other modalities that the folder's config.json declares.
 class HfWeights {
  public:
-  // A folder, or a .safetensors file in one. Without a config.json no towers are declared. Throws as SafetensorsReader and read_hf_config() do.
+  // A folder, or a .safetensors file in one. Without a config.json no towers are declared. Throws as SafetensorsReader
+  // and read_hf_config() do.
   explicit HfWeights(const std::filesystem::path& path);
 
   const SafetensorsReader& files() const { return files_; }

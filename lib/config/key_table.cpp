@@ -212,7 +212,9 @@ constexpr Key kKeys[] = {
      "everything "
      "as between hosts, slowly; in invariant numerics the bits are the same"},
 
-    {"log", "dir", at<&C::log, &LogConfig::dir>, "run folder: resolved config, metrics.jsonl, log.txt; one run at a time. A run that begins anew there keeps what an "
+    {"log", "dir", at<&C::log, &LogConfig::dir>,
+     "run folder: resolved config, metrics.jsonl, log.txt; one run at a time. A run that begins anew there keeps what "
+     "an "
      "earlier one wrote: metrics.1.jsonl and so on"},
     {"log", "every", at<&C::log, &LogConfig::every>, "steps between console lines"},
     {"log", "dump_step", at<&C::log, &LogConfig::dump_step>,

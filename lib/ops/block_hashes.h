@@ -31,9 +31,9 @@ struct HashedRows {
   LogicalIndex index;
 };
 
-// Adds the terms of these rows of values (rows, cols) to the hashes of the blocks they lie in: i64 (blocks), sums modulo
-// 2⁶⁴, which do not depend on the order. values are f32, or bf16 and hashed as the fp32 of the same value; rounded
-// kBF16: f32 ones are hashed as what they round to, as weights are in a working copy.
+// Adds the terms of these rows of values (rows, cols) to the hashes of the blocks they lie in: i64 (blocks), sums
+// modulo 2⁶⁴, which do not depend on the order. values are f32, or bf16 and hashed as the fp32 of the same value;
+// rounded kBF16: f32 ones are hashed as what they round to, as weights are in a working copy.
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
                       const Tensor& blocks, DType rounded = DType::kF32);
 

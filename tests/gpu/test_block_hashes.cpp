@@ -32,8 +32,7 @@ TEST_CASE("add_block_hashes on the GPU hashes bf16 values, and fp32 ones as they
   for (const HashedForm& form : kHashedForms) {
     CAPTURE(form.rows, form.cols);
     const HashedRows all{{0, form.rows}, form.index};
-    for (const auto& [dtype, rounded] :
-         {std::pair(DType::kBF16, DType::kF32), std::pair(DType::kF32, DType::kBF16)}) {
+    for (const auto& [dtype, rounded] : {std::pair(DType::kBF16, DType::kF32), std::pair(DType::kF32, DType::kBF16)}) {
       const HostTensor values = random_tensor(dtype, {form.rows, form.cols}, 3);
       std::vector<int64_t> expected(static_cast<size_t>(hash_blocks(form.numel)));
       const std::vector<int64_t> none = expected;

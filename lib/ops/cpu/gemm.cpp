@@ -118,12 +118,8 @@ class Gemm {
   static constexpr auto kKernels = kernels(std::make_integer_sequence<int, Kernel::kRows>());
 
   // The size of the largest rectangle of a grid, in whole register tiles.
-  int64_t largest_rows(Grid grid) const {
-    return round_up(ceil_div(p_.m, grid.rows), kRows);
-  }
-  int64_t largest_cols(Grid grid) const {
-    return round_up(ceil_div(p_.n, grid.cols), kCols);
-  }
+  int64_t largest_rows(Grid grid) const { return round_up(ceil_div(p_.m, grid.rows), kRows); }
+  int64_t largest_cols(Grid grid) const { return round_up(ceil_div(p_.n, grid.cols), kCols); }
 
   // The grid of least time: the multiply-adds of the largest rectangle, and the packing of its operands.
   Grid choose_grid(int threads) const {

@@ -146,7 +146,8 @@ TEST_CASE("Checkpoints that cannot be read do not count as none") {
   fs::create_directory_symlink("archive that is not mounted", folder / "step_00000001");
   refused("step_00000001: is a link to what is not there");
   fs::create_directory_symlink("loop", folder / "loop");
-  require_error(ErrorKind::kData, {"loop/latest: cannot be looked at"}, [&] { (void)RunDirectory(folder / "loop").latest(); });
+  require_error(ErrorKind::kData, {"loop/latest: cannot be looked at"},
+                [&] { (void)RunDirectory(folder / "loop").latest(); });
   // And nothing of that is removed or put back.
   CHECK(directory.clean_up().done.empty());
   CHECK(fs::is_symlink(folder / "step_00000001"));
