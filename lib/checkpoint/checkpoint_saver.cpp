@@ -41,7 +41,7 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
 
 std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const std::function<StatePart()>& part) {
   std::optional<SaveResult> previous = wait();
-  flight_.emplace();
+  flight_ = Flight{};
   flight_->info = info;
   flight_->start = Clock::now();
   flight_->failure = begin(info.step, flight_->clean_up);
