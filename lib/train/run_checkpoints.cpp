@@ -170,7 +170,8 @@ std::optional<Error> RunCheckpoints::finish(const TrainState& state, const Progr
   begin_save(state, progress, log);
   wait(log);
   if (saved_step_ == progress.step) return std::nullopt;
-  return Error(ErrorKind::kFault, format("the last checkpoint, of step {}, could not be written", progress.step),
+  return Error(ErrorKind::kFault,
+               format("the last checkpoint, of step {}, could not be written: {}", progress.step, last_failure_),
                before);
 }
 
@@ -201,6 +202,7 @@ void RunCheckpoints::report(const std::optional<SaveResult>& result, Log& log) {
     if (!result->clean_up.problems.empty()) log.warn("old checkpoints: " + result->clean_up.problems);
     return;
   }
+  last_failure_ = result->failure;
   const std::string message =
       format("the checkpoint of step {} could not be written: {}", result->step, result->failure);
   if (config_.checkpoint.on_error == SaveFailurePolicy::kStop) {

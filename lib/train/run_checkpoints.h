@@ -77,6 +77,7 @@ class RunCheckpoints {
   bool due_ = false;
   std::unique_ptr<CheckpointSaver> saver_;
   std::optional<int64_t> saved_step_;  // the last one that is complete
+  std::string last_failure_;           // why the last one that is not could not be written
 };
 
 }  // namespace invar

@@ -157,6 +157,11 @@ class FullDisk(JobTest):
         self.assertEqual(outcome.code, 0, outcome)
         self.assertRegex(outcome.stdout, rf"hash_step_00000001.h5: .*{self.REASON}.*training goes on")
 
+    def test_last_checkpoint(self):
+        outcome = self.run_limited(100000, "train", self.config(log={"dir": "run"}, checkpoint={"every": 10**6}))
+        self.check_failure(outcome, FAULT, "the last checkpoint, of step 6, could not be written: run/checkpoints/",
+                           self.REASON)
+
     def test_export(self):
         config = self.config(checkpoint={"export_dir": "hf"})
         outcome = self.run_limited(50000, "train", config)
