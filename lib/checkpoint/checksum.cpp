@@ -30,6 +30,17 @@ constexpr long long power_of_x(int n) {
   return static_cast<long long>(uint64_t{power} << 1);
 }
 
+// The quotient of x^64 by P, in reverse order: with it a product gives the quotient of any 32 bits by P.
+constexpr long long quotient_of_x64() {
+  uint64_t quotient = 0;
+  uint32_t rest = 0x80000000;  // x^0
+  for (int i = 1; i <= 64; ++i) {
+    if (i >= 32) quotient = (quotient >> 1) | (uint64_t{rest & 1} << 32);
+    rest = (rest >> 1) ^ ((rest & 1) != 0 ? kPolynomial : 0);
+  }
+  return static_cast<long long>(quotient);
+}
+
 constexpr size_t kLanes = 4;
 constexpr size_t kLane = 16;  // bytes
 constexpr size_t kFoldedAtOnce = kLanes * kLane;
@@ -43,6 +54,18 @@ __attribute__((target("pclmul"))) __m128i fold(__m128i lane, __m128i next) {
   return _mm_xor_si128(_mm_xor_si128(low, high), next);
 }
 
+// Of 16 bytes times x^32 by P: 64 bits are folded away, then 32, and of the rest the multiple of P is taken off.
+__attribute__((target("pclmul"))) uint32_t remainder(__m128i lane) {
+  const __m128i low_word = _mm_set_epi32(0, 0, 0, -1);
+  const __m128i powers = _mm_set_epi64x(power_of_x(64), power_of_x(96));
+  const __m128i divisors = _mm_set_epi64x(static_cast<long long>(uint64_t{kPolynomial} << 1 | 1), quotient_of_x64());
+  lane = _mm_xor_si128(_mm_clmulepi64_si128(lane, powers, 0x00), _mm_srli_si128(lane, 8));
+  lane = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(lane, low_word), powers, 0x10), _mm_srli_si128(lane, 4));
+  const __m128i quotient = _mm_clmulepi64_si128(_mm_and_si128(lane, low_word), divisors, 0x00);
+  const __m128i multiple = _mm_clmulepi64_si128(_mm_and_si128(quotient, low_word), divisors, 0x10);
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_srli_si128(_mm_xor_si128(lane, multiple), 4)));
+}
+
 __attribute__((target("pclmul"))) uint32_t folding_crc32(std::span<const std::byte> bytes, uint32_t crc) {
   const auto load = [&](size_t at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes.data() + at)); };
   __m128i a = _mm_xor_si128(load(0), _mm_cvtsi32_si128(static_cast<int>(~crc)));
@@ -54,9 +77,8 @@ __attribute__((target("pclmul"))) uint32_t folding_crc32(std::span<const std::by
     c = fold<512>(c, load(at + 2 * kLane));
     d = fold<512>(d, load(at + 3 * kLane));
   }
-  const __m128i folded = fold<128>(fold<128>(fold<128>(a, b), c), d);
-  // zlib inverts the sum before and after: this begins with zero.
-  return plain_crc32(bytes.subspan(at), plain_crc32(std::as_bytes(std::span(&folded, 1)), ~uint32_t{0}));
+  const uint32_t sum = ~remainder(fold<128>(fold<128>(fold<128>(a, b), c), d));
+  return at == bytes.size() ? sum : plain_crc32(bytes.subspan(at), sum);
 }
 
 #endif
