@@ -53,7 +53,7 @@ class CheckpointReader {
   size_t find(const std::string& tensor) const;
   std::shared_ptr<const InputFile> shard(int rank) const;
   void add_strips(const StateExtent& extent, std::vector<Strip>& strips) const;
-  static void add_strips(const StoredPiece& piece, const Rectangle& area, const StateExtent* extent,
+  static void add_strips(const StoredPiece& piece, const Rectangle& wanted, const StateExtent* extent,
                          std::vector<Strip>& strips);
   void read_strips(std::vector<Strip> strips, int threads) const;
   void read_ahead(const Strip& strip) const;

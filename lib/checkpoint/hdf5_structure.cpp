@@ -253,7 +253,7 @@ class StructureParser {
       if (length == 0 || length == std::string_view::npos) throw Damage{"a name without an end"};
       const std::string name(text.substr(0, length));
       if (entries.number<uint32_t>(kEntry * i + 16) > 1) throw Damage{format("'{}' is a link", shown(name))};
-      read_object(entries.position(kEntry * i + 8), path.empty() ? name : path + "/" + name, depth);
+      read_object(entries.position(kEntry * i + 8), path.empty() ? name : format("{}/{}", path, name), depth);
     }
   }
 
