@@ -61,7 +61,7 @@ class SafetensorsReader {
   };
   using Entries = std::map<std::string, Entry>;
 
-  static Entries open_file(const std::filesystem::path& file);
+  static Entries open_file(const std::filesystem::path& path);
   static Entries open_shards(const std::filesystem::path& index_file);
   void add_copies(const Entries& shards);
   const Entry& find(const std::string& name) const;

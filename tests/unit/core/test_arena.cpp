@@ -38,11 +38,11 @@ TEST_CASE("on meta an arena has no bytes and no limit") {
 
 TEST_CASE("more than can be addressed is refused, also on meta") {
   Arena arena("saved", DeviceType::kMeta, 0);
-  constexpr int64_t kHalf = int64_t{1} << 60;  // f32: 2^62 bytes
-  arena.allocate("x", DType::kF32, {kHalf});
-  require_error(ErrorKind::kConfig, {"arena 'saved': 'y' of f32 (1152921504606846976)", "too large to address"},
-                {"sizes of the model or of the batch"}, [&] { arena.allocate("y", DType::kF32, {kHalf}); });
-  CHECK(arena.used() == int64_t{1} << 62);
+  constexpr int64_t kLargest = int64_t{1} << 54;  // f32: 2^56 bytes, the most that an arena may have
+  arena.allocate("x", DType::kF32, {kLargest});
+  require_error(ErrorKind::kConfig, {"arena 'saved': 'y' of f32 (18014398509481984)", "too large to address"},
+                {"sizes of the model or of the batch"}, [&] { arena.allocate("y", DType::kF32, {kLargest}); });
+  CHECK(arena.used() == int64_t{1} << 56);
   // The rounding up to the alignment.
   arena.release(0);
   require_error(ErrorKind::kConfig, {"'z'", "too large to address"},
