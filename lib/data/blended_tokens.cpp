@@ -49,7 +49,7 @@ BlendedTokens::Source BlendedTokens::open(const DataConfig& data, TokenRequest r
 
 std::vector<double> BlendedTokens::blend_by_weight(const DataConfig& data, const TokenRequest& request,
                                                    const Blend& blend) {
-  const std::vector<double> shares = normalised(blend.weights);
+  std::vector<double> shares = normalised(blend.weights);
   int64_t size = 0;
   for (const double share : shares) size += scaled_up(request.samples_wanted, share);
   order_.emplace(shares, size);
