@@ -149,7 +149,7 @@ class Resume(CheckpointTest):
                 self.assertIn("train.steps: 20 -> 21", outcome.stdout)
         again = self.train("run", "checkpoint.resume=never", "train.steps=10", "schedule.decay_steps=20")
         self.assertEqual(again, losses[:10])
-        self.assertTrue((self.folder / "run" / "metrics.previous.jsonl").exists())
+        self.assertTrue((self.folder / "run" / "metrics.1.jsonl").exists())
         self.assertEqual(self.latest("run"), "step_00000010")
         self.assertEqual(self.train("run"), losses)  # on from what `latest` names, not from the higher number
 
