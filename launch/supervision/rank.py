@@ -54,6 +54,14 @@ def visible_gpus(lost):
     return [name for name in shown if name not in lost] if len(shown) > 1 else None
 
 
+def gpus_of_driver():
+    """How many GPUs this host has; 0 if its driver does not tell."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
 class Rank:
     def __init__(self, folder):
         self.folder = folder
@@ -78,8 +86,9 @@ class Rank:
                        "wrapper": os.getpid(), "wrapper_start": process_state(os.getpid())[1]}
 
     def gpu(self):
-        """The name under which CUDA_VISIBLE_DEVICES knows the GPU of this rank."""
+        """The name under which CUDA_VISIBLE_DEVICES knows the GPU of this rank. Ranks that share GPUs take them in turn."""
         shown = [name for name in self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        shown = shown or [str(index) for index in range(gpus_of_driver())]
         return shown[self.local_rank % len(shown)] if shown else str(self.local_rank)
 
     def write(self, **fields):

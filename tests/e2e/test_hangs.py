@@ -29,7 +29,7 @@ class Stopped(JobTest):
         self.check_failure(outcome, FAULT, "step ", "in group '", "s after it began: no answer from rank ",
                            "comm.timeout")
         self.assertRegex(outcome.errors[0], rf"rank \d+: step \d+: .*no answer from rank {victim} \[")
-        self.assertTrue(invar_job.wait_until(lambda: not any(map(invar_job.is_alive, pids)), 2), "ranks are left over")
+        self.check_gone(pids)
         return outcome
 
     def test_of_two(self):

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 import invar_job
 from invar_job import LAUNCH, ROOT, RUN_SECONDS, JobTest, last_by_step, wait_until
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "launch"))
-from supervision import job, verdict  # noqa: E402
+from supervision import job, rank, verdict  # noqa: E402
 from supervision.layout import Layout  # noqa: E402
 
 USAGE, DATA, FAULT, RESTART = 2, 3, 1, 75
@@ -345,6 +346,21 @@ class Rules(unittest.TestCase):
             self.assertEqual((words, variables), (["srun", "--distribution=arbitrary"],
                                                   {"SLURM_HOSTFILE": f"{name}/hosts"}))
             self.assertEqual((folder / "hosts").read_text(), "a\nb\nb\n")
+
+    def test_gpus(self):
+        """Each rank has one of its own; more ranks than GPUs take them in turn."""
+        def names(shown, of_driver):
+            one = rank.Rank.__new__(rank.Rank)
+            one.environment = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+            with unittest.mock.patch.object(rank, "gpus_of_driver", lambda: of_driver):
+                found = []
+                for one.local_rank in range(4):
+                    found.append(one.gpu())
+                return found
+        self.assertEqual(names(None, 4), ["0", "1", "2", "3"])
+        self.assertEqual(names(None, 1), ["0", "0", "0", "0"])
+        self.assertEqual(names("7,GPU-a", 8), ["7", "GPU-a", "7", "GPU-a"])
+        self.assertEqual(names(None, 0), ["0", "1", "2", "3"])  # the driver does not tell
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //   return CODE   all ranks return it     abort CODE    rank 1 ends the job
 //   kill          rank 1 is killed        throw         an exception leaves rank 1's main function
 //   stop          rank 1 is stopped, with a timeout of a second
-//   late          rank 1 comes a second after that timeout, while the others ask who waits
+//   late          rank 1 comes after that timeout, as soon as another rank asks who waits
 #include <chrono>
 #include <csignal>
 #include <iostream>
@@ -10,9 +10,16 @@
 #include <thread>
 
 #include "comm/mpi_communicator.h"
+#include "comm/mpi_waiting.h"
 
 namespace invar {
 namespace {
+
+void wait_for_question() {
+  for (int asked = 0; asked == 0; std::this_thread::yield()) {
+    MPI_Iprobe(MPI_ANY_SOURCE, kAskTag, MPI_COMM_WORLD, &asked, MPI_STATUS_IGNORE);
+  }
+}
 
 int run(int argc, char** argv) {
   MpiSession session(&argc, &argv);
@@ -24,7 +31,7 @@ int run(int argc, char** argv) {
   if (way == "stop" || way == "late") session.set_timeout(std::chrono::seconds(1));
   if (way == "return") return code;
   if (way == "late" && world.rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
+    wait_for_question();
   } else if (world.rank() == (world.size() > 1 ? 1 : 0)) {
     const auto group = world.split(0, 0, "group");  // alive while the exception unwinds
     if (way == "abort") {
