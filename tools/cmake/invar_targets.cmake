@@ -20,7 +20,14 @@ if(INVAR_SANITIZE)
   target_compile_options(invar_flags INTERFACE
     "$<${invar_cxx}:-fsanitize=${INVAR_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(invar_flags INTERFACE -fsanitize=${INVAR_SANITIZE})
+else()
+  # What a damaged file could still do to the stack or to a buffer ends the program. The sanitizers have checks of their own.
+  target_compile_options(invar_flags INTERFACE "$<${invar_cxx}:-fstack-protector-strong>"
+    "$<$<AND:${invar_cxx},$<CONFIG:Release>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=3>")
 endif()
+# Addresses are random, and the tables of the linker are read-only once the program starts.
+target_compile_options(invar_flags INTERFACE "$<${invar_cxx}:-fPIE>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIE>")
+target_link_options(invar_flags INTERFACE -pie -Wl,-z,relro,-z,now)
 
 # Programs find libraries beside themselves: tools/bundle puts them there. As RPATH, so that those find theirs too.
 set(CMAKE_BUILD_RPATH "$ORIGIN/lib")
