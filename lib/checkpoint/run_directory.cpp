@@ -239,6 +239,27 @@ CleanUp RunDirectory::prune(int64_t step, int64_t keep, int64_t keep_every) cons
   return result;
 }
 
+CleanUp RunDirectory::set_aside() const {
+  CleanUp result = clean_up();
+  std::vector<fs::path> earlier;
+  for (const fs::path& path : entries_of(folder_)) {
+    const std::string name = path.filename().string();
+    if (step_of(name) && is_complete(path)) earlier.push_back(path);
+  }
+  if (earlier.empty()) return result;
+  attempt(folder_, "earlier checkpoints cannot be set aside", [&] {
+    const auto numbered = [&](int number) { return folder_ / format("earlier.{}", number); };
+    int number = 1;
+    while (fs::exists(fs::symlink_status(numbered(number)))) ++number;
+    fs::create_directory(numbered(number));
+    if (is_there(folder_ / kLatest)) earlier.push_back(folder_ / kLatest);
+    for (const fs::path& path : earlier) fs::rename(path, numbered(number) / path.filename());
+    add(result.done, format("those of an earlier run are kept in {}", numbered(number).string()));
+  });
+  sync_folder(folder_);
+  return result;
+}
+
 FolderLock RunDirectory::lock(std::chrono::milliseconds patience) const {
   return lock_folder(folder_, "another run saves its checkpoints here",
                      "end the other one, or give this one a checkpoint.dir or log.dir of its own", patience);

@@ -52,6 +52,10 @@ class RunDirectory {
   // `latest` names. Later ones are of a run that went on from here before; they stay.
   CleanUp prune(int64_t step, int64_t keep, int64_t keep_every) const;
 
+  // Before a run that begins anew: moves the checkpoints of an earlier one, and its `latest`, into a folder earlier.K
+  // of their own, which a resumption can name. Does nothing if there are none. System errors throw Error{kFault}.
+  CleanUp set_aside() const;
+
   // See lock_folder().
   FolderLock lock(std::chrono::milliseconds patience = std::chrono::seconds(10)) const;
 

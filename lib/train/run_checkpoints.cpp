@@ -89,6 +89,13 @@ void RunCheckpoints::agree() const {
               "checkpoint.dir must lie on a file system that all hosts share, and all ranks need the same arguments");
 }
 
+void RunCheckpoints::set_earlier_run_aside(Log& log) const {
+  if (!saves() || continues_run_) return;
+  const CleanUp clean_up = RunDirectory(checkpoint_dir(config_)).set_aside();
+  if (!clean_up.done.empty()) log.info("old checkpoints: " + clean_up.done);
+  if (!clean_up.problems.empty()) log.warn("old checkpoints: " + clean_up.problems);
+}
+
 void RunCheckpoints::load(TrainState& state) {
   state.load(*reader_);
   reader_.reset();

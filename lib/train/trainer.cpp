@@ -226,6 +226,7 @@ Ending Trainer::run(Log& log) {
                 nullptr,
                 checkpoints_.start(),
                 LeftOutSteps(config_)};
+  if (rank == 0) checkpoints_.set_earlier_run_aside(log);
   if (rank == 0 && !config_.log.dir.empty()) {
     const std::filesystem::path dir = config_.log.dir;
     if (!checkpoints_.continues_run()) {

@@ -150,6 +150,9 @@ class Resume(CheckpointTest):
         again = self.train("run", "checkpoint.resume=never", "train.steps=10", "schedule.decay_steps=20")
         self.assertEqual(again, losses[:10])
         self.assertTrue((self.folder / "run" / "metrics.1.jsonl").exists())
+        earlier = self.folder / "run/checkpoints/earlier.1"  # with `latest` and all that was there
+        self.assertEqual((earlier / "latest").read_text(), "step_00000020\n")
+        self.succeed("inspect", earlier, "--verify")
         self.assertEqual(self.latest("run"), "step_00000010")
         self.assertEqual(self.train("run"), losses)  # on from what `latest` names, not from the higher number
 
@@ -227,7 +230,7 @@ class SameCommand(CheckpointTest):
         self.recipe(parallel=TENSOR)
         process = self.paused("run", 7, ranks=2)
         outcome = self.run_invar("train", "run.yaml", "log.dir=run", ranks=2)  # waits for a while
-        self.check_failure(outcome, USAGE, "run/checkpoints: another run saves its checkpoints here")
+        self.check_failure(outcome, USAGE, "log.dir: run: another run writes its log and metrics here")
         self.kill(process)
         self.succeed("train", "run.yaml", "log.dir=run", ranks=2)
 

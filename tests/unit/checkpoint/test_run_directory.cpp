@@ -222,6 +222,26 @@ TEST_CASE("A run that went back does not count the checkpoints ahead of it") {
   CHECK(directory.steps() == std::vector<int64_t>{30, 100, 200});
 }
 
+TEST_CASE("A run that begins anew sets the checkpoints of an earlier one aside") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  CHECK(directory.set_aside().done.empty());
+  save(directory, 10, "first");
+  save(directory, 20, "first");
+  folder.write("latest", "step_00000010\n");
+  fs::create_directory(directory.path_of(30));  // just being copied in
+  CHECK(directory.set_aside().done.find("earlier.1") != std::string::npos);
+  CHECK(directory.steps().empty());
+  CHECK(!directory.latest());
+  CHECK(fs::exists(directory.path_of(30)));
+  CHECK(find_checkpoint(folder / "earlier.1") == folder / "earlier.1/step_00000010");
+
+  save(directory, 10, "second");
+  CHECK(directory.set_aside().done.find("earlier.2") != std::string::npos);
+  CHECK(read_file(folder / "earlier.1/step_00000010/index.h5") == "first");
+  CHECK(read_file(folder / "earlier.2/step_00000010/index.h5") == "second");
+}
+
 TEST_CASE("A path means a checkpoint, a folder of them, or a run") {
   const TemporaryFolder folder;
   const RunDirectory directory(folder / "run/checkpoints");
