@@ -34,14 +34,17 @@ void print_error(const Error& error, invar::MpiSession& session) {
 }
 
 // A failure during a run: the other ranks may be inside a collective, so the whole job ends here. Ranks that fail
-// together (a collective that broke, a file that all read) leave the word to the lowest one: each waits, the longer the
-// higher it is, whether a lower one says that it ends the job, and then for its abort.
+// together (a collective that broke, a file that all read) leave the word to the lowest one. Each waits whether a lower
+// one says that it ends the job, the longer the higher it is, and then for its abort. A second is for rank 0, which may
+// come late on a busy machine.
 [[noreturn]] void end_job(const Error& error, invar::MpiSession& session) {
   using Clock = std::chrono::steady_clock;
   invar::app::release_stop_signals();  // an abort comes as SIGTERM
   constexpr int kLongestWait = 12;
   constexpr std::chrono::seconds kForAbort(30);
-  const auto until = Clock::now() + std::chrono::milliseconds(250) * std::min(session.world().rank(), kLongestWait);
+  const int rank = session.world().rank();
+  const auto wait = std::chrono::milliseconds(rank == 0 ? 0 : 750 + 250 * std::min(rank, kLongestWait));
+  const auto until = Clock::now() + wait;
   bool is_told = session.end_is_announced();
   while (!is_told && Clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

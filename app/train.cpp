@@ -50,14 +50,16 @@ std::vector<FolderLock> lock_folders(const Config& config) {
       throw error.in(key);
     }
   };
+  if (!config.log.dir.empty()) {
+    take("log.dir", [&] {
+      return lock_folder(config.log.dir, "another run writes its log and metrics here",
+                         "end the other one, or give this one a log.dir of its own");
+    });
+  }
   const std::string checkpoints = checkpoint_dir(config);
-  if (!checkpoints.empty()) take("checkpoint.dir", [&] { return RunDirectory(checkpoints).lock(); });
   std::error_code differ;
-  if (config.log.dir.empty() || std::filesystem::equivalent(config.log.dir, checkpoints, differ)) return locks;
-  take("log.dir", [&] {
-    return lock_folder(config.log.dir, "another run writes its log and metrics here",
-                       "end the other one, or give this one a log.dir of its own");
-  });
+  if (checkpoints.empty() || std::filesystem::equivalent(config.log.dir, checkpoints, differ)) return locks;
+  take("checkpoint.dir", [&] { return RunDirectory(checkpoints).lock(); });
   return locks;
 }
 

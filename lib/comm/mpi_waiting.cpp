@@ -1,5 +1,6 @@
 #include "comm/mpi_waiting.h"
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -56,7 +57,7 @@ int MpiWaiting::wait(const Communicator& group, std::string_view operation, MPI_
 
 // Who is stopped does not answer; who computes does as soon as it waits for somebody.
 std::string MpiWaiting::ask(const std::string& call, const std::function<bool()>& is_over) {
-  constexpr auto kForAnswers = std::chrono::seconds(3);
+  const auto for_answers = std::max<Clock::duration>(std::chrono::seconds(3), timeout_ / 10);
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -66,7 +67,7 @@ std::string MpiWaiting::ask(const std::string& call, const std::function<bool()>
   for (int other = 0; other < size; ++other) {
     if (other != rank) send_text("", other, kAskTag);
   }
-  const auto until = Clock::now() + kForAnswers;
+  const auto until = Clock::now() + for_answers;
   for (int answers = 1; answers < size && Clock::now() < until; std::this_thread::yield()) {
     if (is_over()) return "";
     answer([&] { return call; });

@@ -53,7 +53,10 @@ void refuse_if_set(const Config& config, std::string_view key, const std::string
 }
 
 void check_required(const Config& config, std::string_view key) {
-  if (has_default(key_of(key), config)) refuse(config, {key}, format("{} is not set", key), format("set {}", key));
+  if (!has_default(key_of(key), config)) return;
+  const bool is_given = config.origin.contains(std::string(key));
+  const std::string given = is_given ? format("{} = {} means that it is not set", key, print(key_of(key), config)) : "";
+  refuse(config, {key}, is_given ? given : format("{} is not set", key), format("set {}", key));
 }
 
 void check_count(const Config& config, std::string_view key, int64_t value, int64_t at_least, int64_t at_most) {

@@ -3,11 +3,14 @@
 The environment names the programs, INVAR and MPIRUN; CTest sets them.
 """
 import array
+import atexit
+import functools
 import itertools
 import json
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -92,9 +95,10 @@ def end(process):
 
 
 def read_lines(path):
-    """Objects of a metrics.jsonl, or nothing as long as there is none."""
+    """Objects of a metrics.jsonl, without a line that is just being written; none as long as there is no file."""
     path = pathlib.Path(path)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def series(run_folder, key):
@@ -170,13 +174,23 @@ class Pause:
         return (self.folder / "signalled").exists()
 
 
+@functools.cache
+def without_blanks(path):
+    """A link to the file, or the file. LD_PRELOAD takes a blank or a colon in its path for the end of a name."""
+    if not re.search(r"[\s:]", str(path)):
+        return path
+    folder = tempfile.mkdtemp(prefix="invar_e2e_", dir="/tmp")
+    atexit.register(shutil.rmtree, folder)
+    link = pathlib.Path(folder) / path.name
+    link.symlink_to(path)
+    return link
+
+
 def environment_with(pauses):
     """ENVIRONMENT for a job that is to stand still at these."""
     if not pauses:
         return ENVIRONMENT
-    library = pauses[0].folder / "pause_at.so"  # LD_PRELOAD allows no blanks, which the path of a build may have
-    if not library.exists():
-        library.symlink_to(Pause.LIBRARY)
+    library = without_blanks(Pause.LIBRARY)
     return {**ENVIRONMENT, "LD_PRELOAD": str(library), "INVAR_PAUSES": "\n".join(pause.words for pause in pauses),
             "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
