@@ -77,10 +77,12 @@ SafetensorsReader::SafetensorsReader(const fs::path& path) : path_(path) {
   if (!fs::is_directory(path, ignored)) {
     entries_ = open_file(path);
   } else if (is_there(path / safetensors::kSingleFile)) {
-    entries_ = open_file(path / safetensors::kSingleFile);
+    path_ = path / safetensors::kSingleFile;
+    entries_ = open_file(path_);
     if (has_shards(path)) add_copies(open_shards(path / safetensors::kIndexFile));
   } else if (is_there(path / safetensors::kIndexFile)) {
-    entries_ = open_shards(path / safetensors::kIndexFile);
+    path_ = path / safetensors::kIndexFile;
+    entries_ = open_shards(path_);
   } else {
     refuse(path, format("holds neither {} nor {}", safetensors::kSingleFile, safetensors::kIndexFile),
            "give a Hugging Face model folder with safetensors weights");

@@ -41,7 +41,7 @@ TokenArray open_llmc(InputFile file, const LlmcHeader& header, const std::string
   }
   if (!token_dtype.empty() && token_dtype != name_of(header.type)) {
     throw Error(ErrorKind::kConfig,
-                format("data.token_dtype is {}, but the header of {} says {}", token_dtype, path, name_of(header.type)),
+                format("{}: its header says {}, but data.token_dtype is {}", path, name_of(header.type), token_dtype),
                 "leave data.token_dtype out: the header decides");
   }
   const int64_t bytes = kLlmcHeaderBytes + count * size_of(header.type);
@@ -61,7 +61,7 @@ TokenArray open_headless(InputFile file, const std::string& token_dtype, const s
   const std::string told = sidecar ? sidecar->dtype : "";
   if (!token_dtype.empty() && !told.empty() && told != token_dtype) {
     throw Error(ErrorKind::kConfig,
-                format("data.token_dtype is {}, but {} says {}", token_dtype, sidecar->path, shown(told)),
+                format("{}: says {}, but data.token_dtype is {}", sidecar->path, shown(told), token_dtype),
                 "leave data.token_dtype out: the .json beside the tokens decides");
   }
   const std::string& dtype = told.empty() ? token_dtype : told;

@@ -183,7 +183,7 @@ TEST_CASE("a sidecar settles the type of a flat file, and must be of it") {
   CHECK(sample_of(*open(), 0) == std::vector<int32_t>{1, 70'000, 3, 4, 5});
   CHECK(open()->inputs().size() == 2);
   data.token_dtype = "uint16";
-  require_error(ErrorKind::kConfig, {"data.token_dtype is uint16, but " + data.path + ".json says uint32"},
+  require_error(ErrorKind::kConfig, {data.path + ".json: says uint32, but data.token_dtype is uint16"},
                 {"leave data.token_dtype out"}, open);
   data.token_dtype.clear();
   write(R"({"dtype": "uint32", "tokens": 7})");
