@@ -241,6 +241,7 @@ class StructureParser {
 
   void read_symbols(int64_t address, const View& names, const std::string& path, int depth) {
     constexpr size_t kEntry = 40;
+    constexpr size_t kLongestName = 1024;
     const Bytes head = bytes(address, 8);
     View(head).expect("SNOD");
     const auto count = View(head).number<uint16_t>(6);
@@ -251,6 +252,7 @@ class StructureParser {
       const std::string_view text = rest.text(0, rest.size());
       const size_t length = text.find('\0');
       if (length == 0 || length == std::string_view::npos) throw Damage{"a name without an end"};
+      if (length > kLongestName) throw Damage{format("a name of {} bytes", length)};
       const std::string name(text.substr(0, length));
       if (entries.number<uint32_t>(kEntry * i + 16) > 1) throw Damage{format("'{}' is a link", shown(name))};
       read_object(entries.position(kEntry * i + 8), path.empty() ? name : format("{}/{}", path, name), depth);

@@ -112,6 +112,7 @@ std::optional<std::string> obstacle_in(const fs::path& path) {
   std::error_code error;
   if (fs::is_symlink(fs::symlink_status(path, error)))
     return std::nullopt;  // of one kept elsewhere the link alone goes
+  if (!fs::is_directory(path)) return format("{} stays: it is no folder, and not of invar's writing", path.string());
   for (const fs::path& file : entries_of(path)) {
     if (is_own_file(file) && fs::symlink_status(file, error).type() == fs::file_type::regular) continue;
     return format("{} stays: {} in it is not of invar's writing", path.string(), shown(file.filename().string()));
@@ -252,7 +253,8 @@ CleanUp RunDirectory::set_aside() const {
     int number = 1;
     while (fs::exists(fs::symlink_status(numbered(number)))) ++number;
     fs::create_directory(numbered(number));
-    if (is_there(folder_ / kLatest)) earlier.push_back(folder_ / kLatest);
+    // First of all: killed in between, what is left leads on from no name that is gone.
+    if (is_there(folder_ / kLatest)) earlier.insert(earlier.begin(), folder_ / kLatest);
     for (const fs::path& path : earlier) fs::rename(path, numbered(number) / path.filename());
     add(result.done, format("those of an earlier run are kept in {}", numbered(number).string()));
   });

@@ -58,21 +58,22 @@ std::optional<int64_t> of_config(const JsonObject& config) {
 
 std::optional<DocumentEnd> model_document_end(const ModelConfig& model) {
   if (model.preset.empty() && model.hf_path.empty()) return std::nullopt;
+  const auto told_by = [&](const char* name, const auto& read) -> std::optional<DocumentEnd> {
+    if (model.hf_path.empty()) return std::nullopt;
+    const fs::path path = fs::path(model.hf_path) / name;
+    const auto file = open_if_there(path);
+    const std::optional<int64_t> id = file ? read(*file) : std::nullopt;
+    return id ? std::optional(DocumentEnd{*id, path.string()}) : std::nullopt;
+  };
+  // First what is of this very model, which may have a tokenizer of its own.
+  if (const auto told = told_by("tokenizer.json", of_tokenizer)) return told;
   for (const Vocabulary& known : kReleased) {
     if (known.family == model.family && known.size == model.vocab_size) {
       return DocumentEnd{known.document_end, format("the vocabulary of {}'s releases ({})", known.family, known.name)};
     }
   }
-  if (model.hf_path.empty()) return std::nullopt;
-  const std::array<std::pair<const char*, std::optional<int64_t> (*)(const JsonObject&)>, 3> files = {
-      {{"tokenizer.json", of_tokenizer}, {"config.json", of_config}, {"generation_config.json", of_config}}};
-  for (const auto& [name, read] : files) {
-    const fs::path path = fs::path(model.hf_path) / name;
-    const auto file = open_if_there(path);
-    const auto id = file ? read(*file) : std::nullopt;
-    if (id) return DocumentEnd{*id, path.string()};
-  }
-  return std::nullopt;
+  if (const auto told = told_by("config.json", of_config)) return told;
+  return told_by("generation_config.json", of_config);
 }
 
 }  // namespace invar

@@ -20,8 +20,10 @@ int line_of(const YAML::Mark& mark) {
   return mark.is_null() ? 0 : mark.line + 1;
 }
 
+// A long text counts for several values, so that their number bounds the memory too.
 size_t count_values(const YamlNode& node) {
-  size_t count = 1;
+  constexpr size_t kLongText = 1024;  // bytes
+  size_t count = 1 + node.text.size() / kLongText;
   for (const YamlNode& item : node.items) count += count_values(item);
   return count;
 }
@@ -79,7 +81,7 @@ class Builder : public YAML::EventHandler {
   }
 
   void begin(const YAML::Mark& mark, YAML::anchor_t anchor, YamlNode node) {
-    count(mark, 1);
+    count(mark, count_values(node));
     if (open_.size() == kDeepest) {
       throw YamlFault{line_of(mark), format("values inside one another, more than {} deep", kDeepest),
                       "a config has sections, keys and values; look for an unclosed bracket"};

@@ -94,6 +94,17 @@ TEST_CASE("A folder without an index stays, such as a checkpoint that is just be
   CHECK(directory.steps() == std::vector<int64_t>{5, 30});
 }
 
+TEST_CASE("A file under the name of what an interrupted save leaves is a person's own, and stays") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  for (const char* name : {"step_00000007.tmp", "step_00000009.old"}) folder.write(name, "precious");
+  const CleanUp cleaned = directory.clean_up();
+  CHECK(cleaned.done.empty());
+  CHECK(contains(cleaned.problems, "step_00000007.tmp stays: "));
+  CHECK(folder.read("step_00000007.tmp") == "precious");
+  CHECK(folder.read("step_00000009.old") == "precious");
+}
+
 TEST_CASE("Nothing is removed that holds anything but invar's own files") {
   for (const char* name : {"results.csv", "shard_1.h5", "shard_00001.h5.old", "index.h5.bak", "more/index.h5"}) {
     INFO(name);

@@ -227,6 +227,10 @@ TEST_CASE("YAML beyond any config is refused before it is built") {
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
   for (int i = 1; i < 9; ++i) bomb += format("a{}: &a{} [{}x]\n", i, i, repeated(format("*a{}, ", i - 1), 9));
   refuses(bomb, {"c.yaml:6: more than 200000 values", "aliases"}, {"hundred"});
+  // Few values, but each is long.
+  std::string long_text = "data: {blend: [&a \"" + repeated("x", 100000) + "\"";
+  for (int i = 0; i < 10000; ++i) long_text += ", *a";
+  refuses(long_text + "]}\n", {"c.yaml:1: more than 200000 values", "aliases"}, {"hundred"});
   refuses("train: &t {steps: *t}\n", {"c.yaml:1: an alias stands inside its own anchor"}, {"remove"});
 }
 

@@ -31,7 +31,7 @@ parallel:
   require_error(ErrorKind::kConfig, {"argument parallel.tensor=5: parallel.tensor = 5 does not divide"},
                 {"use 1, 2, 3 or 6"}, [&] { validate(load_text(text, {"parallel.tensor=5"}), 4); });
   // The first key that was given counts: tensor is the default here.
-  require_error(ErrorKind::kConfig, {"c.yaml:1: train.steps is not set"}, {"set train.steps"},
+  require_error(ErrorKind::kConfig, {"c.yaml:1: train.steps = 0 means that it is not set"}, {"set train.steps"},
                 [&] { validate(load_text("train: {steps: 0}\nmodel: {preset: qwen3-0.6b}\n"), 1); });
 }
 

@@ -137,7 +137,11 @@ TEST_CASE("a Hugging Face folder tells the end of a document") {
   config.model.family = "qwen3";
   config.model.vocab_size = 151936;
   folder.write("config.json", R"({"eos_token_id": 151645})");
+  std::filesystem::remove(folder / "tokenizer.json");
   CHECK(settled(config) == 151643);
+  // A model of the same size with a tokenizer of its own.
+  folder.write("tokenizer.json", R"({"added_tokens": [{"id": 151645, "content": "<|endoftext|>"}]})");
+  CHECK(settled(config) == 151645);
 }
 
 TEST_CASE("tokens without an end of document are warned of, wherever they are read from first") {
