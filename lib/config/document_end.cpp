@@ -66,13 +66,13 @@ std::optional<DocumentEnd> model_document_end(const ModelConfig& model) {
     return id ? std::optional(DocumentEnd{*id, path.string()}) : std::nullopt;
   };
   // First what is of this very model, which may have a tokenizer of its own.
-  if (const auto told = told_by("tokenizer.json", of_tokenizer)) return told;
+  if (auto told = told_by("tokenizer.json", of_tokenizer)) return told;
   for (const Vocabulary& known : kReleased) {
     if (known.family == model.family && known.size == model.vocab_size) {
       return DocumentEnd{known.document_end, format("the vocabulary of {}'s releases ({})", known.family, known.name)};
     }
   }
-  if (const auto told = told_by("config.json", of_config)) return told;
+  if (auto told = told_by("config.json", of_config)) return told;
   return told_by("generation_config.json", of_config);
 }
 
