@@ -121,7 +121,7 @@ SafetensorsReader::Entries SafetensorsReader::open_shards(const fs::path& index_
 
 void SafetensorsReader::add_copies(const Entries& shards) {
   const auto differ = [&](const std::string& name, const std::string& how) {
-    refuse(path_,
+    refuse(path_.parent_path(),
            format("{} and the shards of {} are two sets of weights: tensor '{}' {}", safetensors::kSingleFile,
                   safetensors::kIndexFile, shown(name), how),
            kKeepOne);

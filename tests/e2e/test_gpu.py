@@ -151,7 +151,7 @@ class OneGpu(GpuTest):
     def test_a_run_that_does_not_fit_is_refused_with_its_memory(self):
         self.recipe(train={"steps": 1, "sequence_length": 8192})
         self.fail_with(1, "out of GPU memory: the run needs", "are free", arguments=[
-            "train", "run.yaml", "device=cuda", "model.vocab_size=60000000", "model.hidden_size=4096"])
+            "train", "run.yaml", "device=cuda", "model.vocab_size=16000000", "model.hidden_size=4096"])
 
     def test_losses_that_are_not_finite_are_traced(self):
         self.recipe()
