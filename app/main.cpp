@@ -35,8 +35,8 @@ void print_error(const Error& error, invar::MpiSession& session) {
 
 // A failure during a run: the other ranks may be inside a collective, so the whole job ends here. Ranks that fail
 // together (a collective that broke, a file that all read) leave the word to the lowest one. Each waits whether a lower
-// one says that it ends the job, the longer the higher it is, and then for its abort. A second is for rank 0, which may
-// come late on a busy machine.
+// one says that it ends the job, the longer the higher it is, and then for its abort. Rank 0 may come late
+// on a busy machine: the others give it a second.
 [[noreturn]] void end_job(const Error& error, invar::MpiSession& session) {
   using Clock = std::chrono::steady_clock;
   invar::app::release_stop_signals();  // an abort comes as SIGTERM

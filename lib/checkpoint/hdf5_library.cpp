@@ -55,7 +55,7 @@ std::string last_error() {
 PropertyId file_access() {
   PropertyId access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_file_locking(access.get(), false, true);
-  // The oldest form that can hold a file: what hdf5_structure reads, whatever a later library takes by default.
+  // HDF5 2.0 writes newer forms by default. hdf5_structure reads the oldest ones.
   H5Pset_libver_bounds(access.get(), H5F_LIBVER_EARLIEST, H5F_LIBVER_LATEST);
   return access;
 }

@@ -253,7 +253,7 @@ CleanUp RunDirectory::set_aside() const {
     int number = 1;
     while (fs::exists(fs::symlink_status(numbered(number)))) ++number;
     fs::create_directory(numbered(number));
-    // First of all: killed in between, what is left leads on from no name that is gone.
+    // `latest` moves first: if the process is killed in between, it never names a checkpoint that has moved.
     if (is_there(folder_ / kLatest)) earlier.insert(earlier.begin(), folder_ / kLatest);
     for (const fs::path& path : earlier) fs::rename(path, numbered(number) / path.filename());
     add(result.done, format("those of an earlier run are kept in {}", numbered(number).string()));

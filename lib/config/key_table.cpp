@@ -198,7 +198,8 @@ constexpr Key kKeys[] = {
     {"checkpoint", "on_error", at<&C::checkpoint, &CheckpointConfig::on_error>,
      "when a checkpoint cannot be written: go on training, or end the run"},
     {"checkpoint", "resume", at<&C::checkpoint, &CheckpointConfig::resume>,
-     "auto: from the latest checkpoint in dir, if any; never; or the path of a checkpoint or of a folder of them"},
+     "auto: from the latest checkpoint in dir, if any; never: those in dir move into dir/earlier.1; or the path of a "
+     "checkpoint or of a folder of them"},
     {"checkpoint", "export_dir", at<&C::checkpoint, &CheckpointConfig::export_dir>,
      "Hugging Face folder written at the end of training"},
 

@@ -44,7 +44,7 @@ class RunCheckpoints {
   // What a person should know of the resumption.
   void describe(Log& log) const;
 
-  // Keeps what the folder has of an earlier run, unless this one goes on from there. For rank 0 alone, before a save.
+  // Moves the checkpoints of an earlier run aside, unless this run goes on from them. Rank 0 calls it, before any save.
   void set_earlier_run_aside(Log& log) const;
   // After a step: saves if it is due, or looks after the save in flight. A step that changed nothing, because its loss
   // was not finite, puts the save off: the weights may be to blame. Whether it began to save this step. Collective.
