@@ -226,7 +226,8 @@ constexpr Key kKeys[] = {
      "--capture-range=cudaProfilerApi; 0: never"},
     {"log", "hash_every", at<&C::log, &LogConfig::hash_every>,
      "steps between hashes of the state (weights, moments, gradients), the same at every layout, for invar compare; "
-     "copies on several ranks are compared too, and a difference ends the run; 0: never"},
+     "copies on several ranks are compared too, as every step has read them, and a difference ends the run. 0: never; "
+     "then copies are compared before a save alone, as they are at that time"},
     {"log", "hash_blocks", at<&C::log, &LogConfig::hash_blocks>,
      "the hashes of every block of 4096 elements go to dir/hash_step_N.h5, 8 bytes each"},
 };

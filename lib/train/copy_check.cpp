@@ -314,6 +314,12 @@ void CopyCheck::compare(int64_t step) {
   looks_.clear();
 }
 
+void CopyCheck::check(int64_t step) {
+  if (step == sound_) return;
+  look();
+  compare(step);
+}
+
 // By what differed first: a copy that went wrong may have spread since then. Collective over the world.
 void CopyCheck::refuse(const std::vector<Compared>& states) const {
   std::vector<Compared> history;

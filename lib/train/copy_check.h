@@ -29,6 +29,8 @@ class CopyCheck {
   // Compares what was taken in since the last call, and masters and moments as they are after this many steps.
   // Error{kFault}, on every rank, names tensors and ranks. Collective over the world.
   void compare(int64_t step);
+  // Both, unless the copies of this step are compared already.
+  void check(int64_t step);
 
  private:
   // Rows of a parameter, unit-major, that each rank holds all of or none.

@@ -145,6 +145,11 @@ CheckpointInfo RunCheckpoints::info(const Progress& progress) const {
 
 void RunCheckpoints::begin_save(const TrainState& state, const Progress& progress, Log& log) {
   wait(log);  // the last one's copy of the state goes before there is another
+  try {
+    if (copies_ != nullptr) copies_->check(progress.step);
+  } catch (const Error& error) {
+    throw error.in(format("no checkpoint of step {} is written", progress.step));
+  }
   report(saver_->save(info(progress), [&] { return state.own_part(TrainState::Copies::kOne); }), log);
   if (!config_.checkpoint.async) wait(log);
 }

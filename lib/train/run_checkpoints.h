@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint_saver.h"
 #include "config/config_changes.h"
 #include "observe/log.h"
+#include "train/copy_check.h"
 #include "train/run_contract.h"
 #include "train/train_state.h"
 
@@ -46,6 +47,10 @@ class RunCheckpoints {
 
   // Moves the checkpoints of an earlier run aside, unless this run goes on from them. Rank 0 calls it, before any save.
   void set_earlier_run_aside(Log& log) const;
+  // From now on copies are compared before a save begins. What differs is thrown, on every rank, by the call that was
+  // to save, and no checkpoint changes. `copies` must live until the last of these calls.
+  void compare_before_saving(CopyCheck& copies) { copies_ = &copies; }
+
   // After a step: saves if it is due, or looks after the save in flight. A step that changed nothing, because its loss
   // was not finite, puts the save off: the weights may be to blame. Whether it began to save this step. Collective.
   bool after_step(const TrainState& state, const Progress& progress, bool changed_nothing, Log& log);
@@ -77,6 +82,7 @@ class RunCheckpoints {
   bool imported_ = false;         // weights alone, of no run
   bool continues_run_ = false;
   bool due_ = false;
+  CopyCheck* copies_ = nullptr;
   std::unique_ptr<CheckpointSaver> saver_;
   std::optional<int64_t> saved_step_;  // the last one that is complete
   std::string last_failure_;           // why the last one that is not could not be written

@@ -111,7 +111,7 @@ struct Trainer::Output {
   std::unique_ptr<StateHashWriter> hashes;  // with log.hash_every
   Progress progress;
   LeftOutSteps left_out;
-  std::unique_ptr<CopyCheck> copies{};  // with log.hash_every
+  std::unique_ptr<CopyCheck> copies{};  // of a run that hashes or saves
   ProofLog proofs{};
   std::optional<double> spike{};  // of the last step
   bool metrics_fail = false;
@@ -236,14 +236,21 @@ Ending Trainer::run(Log& log) {
     output.metrics = std::make_unique<MetricsWriter>(dir);
     if (config_.log.hash_every > 0) output.hashes = std::make_unique<StateHashWriter>(dir);
   }
-  if (config_.log.hash_every > 0) output.copies = std::make_unique<CopyCheck>(state, groups_, output.progress.step);
+  const bool exports = !config_.checkpoint.export_dir.empty();
+  if (config_.log.hash_every > 0 || checkpoints_.saves() || exports) {
+    output.copies = std::make_unique<CopyCheck>(state, groups_, output.progress.step);
+    checkpoints_.compare_before_saving(*output.copies);
+  }
   const Ending ending = train(state, output);
   if (work_ != nullptr && ending != Ending::kReshare) {
     if (const auto measured = work_->speeds()) log.info(format("measured speeds: {}", measured->describe()));
   }
   const std::optional<Error> unsaved =
       checkpoints_.finish(state, output.progress, output.left_out.nonfinite_in_a_row() > 1, log);
-  if (ending == Ending::kDone && !config_.checkpoint.export_dir.empty()) export_weights(state, log);
+  if (ending == Ending::kDone && exports) {
+    output.copies->check(output.progress.step);
+    export_weights(state, log);
+  }
   if (unsaved) throw *unsaved;
   return ending;
 }
@@ -317,7 +324,7 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   hooks.gradients_complete = [&](const StepResult& complete) {
     if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
     if (hash) hash->gradients();
-    if (output.copies != nullptr && std::isfinite(complete.grad_norm)) output.copies->look();
+    if (config_.log.hash_every > 0 && std::isfinite(complete.grad_norm)) output.copies->look();
   };
   if (work_ != nullptr) hooks.work = work_->next_timer();
   const bool profiled = step + 1 == config_.log.profile_step;

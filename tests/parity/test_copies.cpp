@@ -1,4 +1,5 @@
 // A rank whose copy of a weight is another one is named, on the CPU; tests/gpu/test_copies.cpp does it on a GPU.
+#include "checkpoint/run_directory.h"
 #include "copies_case.h"
 #include "support/temporary_folder.h"
 #include "support/wrapped_communicator.h"
@@ -51,35 +52,56 @@ class BadGather : public WrappedCommunicator {
   int left_;
 };
 
-}  // namespace
+constexpr int kStep4 = 6, kStep6 = 10;  // the first all_gather of a step, which has two
 
-TEST_CASE("a run with log.hash_every ends with the tensor and the rank whose new values went wrong") {
+// What the four data ranks of a run say that ends with an error. Rank 2 receives another value in one all_gather.
+std::vector<std::string> train_with_bad_gather(const TemporaryFolder& folder, int64_t hash_every, int64_t save_every,
+                                               int which) {
   Config config = copied_model(Precision::kF32, Reduction::kFast);
   const Layout layout{1, false, 4, 3};
   use_layout(config, layout);
   config.parallel.bucket_size = 1 << 20;  // two buckets, norms and the rest, with an exchange each
   config.train.steps = 9;
   config.train.eval_every = 0;
-  config.log.hash_every = 3;
-  const TemporaryFolder folder;
+  config.log.hash_every = hash_every;
   config.log.dir = folder.path().string();
-  std::vector<std::string> said(4), hints(4);
+  config.checkpoint.every = save_every;
+  config.checkpoint.keep = 1;
+  std::vector<std::string> said(4);
   run_thread_ranks(4, [&](Communicator& world) {
     ProcessGroups groups = make_process_groups(world, layout.topology());
-    if (world.rank() == 2) groups.data = std::make_unique<BadGather>(std::move(groups.data), 6);  // of step 4
+    if (world.rank() == 2) groups.data = std::make_unique<BadGather>(std::move(groups.data), which);
     StopControl stop(config.train, nullptr);
     Log log(world.rank(), folder.path());
     const std::optional<Error> error =
         error_of([&] { Trainer(config, groups, Stream(DeviceType::kCpu), stop).run(log); });
-    if (!error) return;
-    said[static_cast<size_t>(world.rank())] = error->what();
-    hints[static_cast<size_t>(world.rank())] = error->hint();
+    if (error) said[static_cast<size_t>(world.rank())] = format("{} ({})", error->what(), error->hint());
   });
-  for (const std::string& text : said) {
+  for (const std::string& text : said) CHECK(contains(text, " on rank 2 differs from that on ranks 0, 1, 3"));
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("a run with log.hash_every ends with the tensor and the rank whose new values went wrong") {
+  const TemporaryFolder folder;
+  for (const std::string& text : train_with_bad_gather(folder, 3, 0, kStep4)) {
     CHECK(contains(text, "step 6: copies of the state differ: "));
-    CHECK(contains(text, " on rank 2 differs from that on ranks 0, 1, 3"));
+    CHECK(contains(text, "checkpoint of step 3 or before"));
   }
-  for (const std::string& hint : hints) CHECK(contains(hint, "checkpoint of step 3 or before"));
   CHECK(contains(folder.read("metrics.jsonl"), "\"step\":5,"));
   CHECK(!contains(folder.read("metrics.jsonl"), "\"step\":6,"));
+}
+
+TEST_CASE("a copy that differs ends the run before a save, and the checkpoint before it stays") {
+  // Before the next hashed step, or without any: then what a save itself finds.
+  for (const auto& [hash_every, which] : {std::pair(9, kStep4), std::pair(0, kStep6)}) {
+    const TemporaryFolder folder;
+    for (const std::string& text : train_with_bad_gather(folder, hash_every, 3, which)) {
+      CHECK(contains(text, "step 6: no checkpoint of step 6 is written: copies of the state differ: "));
+      CHECK(contains(text, "checkpoint of step 3 or before"));
+    }
+    CHECK(RunDirectory(folder / "checkpoints").steps() == std::vector<int64_t>{3});
+    CHECK(folder.read("checkpoints/latest") == "step_00000003\n");
+  }
 }
