@@ -16,10 +16,12 @@ class Hdf5Writer;
 // A checkpoint is a folder:
 //   shard_RRRRR.h5  what world rank R wrote; a rank without data writes none. Datasets are rectangles of logical
 //                   tensors, f32, named TENSOR@first row,first column, each in one piece
-//   index.h5        for h5py and other tools: a virtual dataset per logical tensor, the attributes of CheckpointInfo
+//   index.h5        for h5py and other tools: a virtual dataset per logical tensor, the text `config`, and the rest of
+//                   CheckpointInfo as attributes
 //   index.bin       what invar reads in place of HDF5: all of CheckpointIndex, with a sum of its own (index_table.h)
 // Every byte of the first two is covered by a sum in the third. Format 1 had no index.bin: its tables were datasets of
-// index.h5, whose size and sum were in index.crc32, and no sum covered the descriptions in shards.
+// index.h5, whose size and sum were in index.crc32, and no sum covered the descriptions in shards. In
+// older checkpoints of either format the config, too, is an attribute.
 
 // Where the run stands.
 struct CheckpointInfo {

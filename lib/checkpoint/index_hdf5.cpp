@@ -55,7 +55,7 @@ void write_info(Hdf5Writer& file, const CheckpointIndex& index) {
   file.set_attribute("tokens", info.tokens);
   file.set_attribute("skipped_steps", info.skipped_steps);
   file.set_attribute("evaluation_due", int64_t{info.evaluation_due});
-  file.set_attribute("config", info.config);
+  file.write_strings("config", std::span(&info.config, 1));  // of any length, which an attribute's is not
   file.set_attribute("layout", info.layout);
   file.set_attribute("contract", info.contract);
   file.set_attribute("contract_hash", info.contract_hash);

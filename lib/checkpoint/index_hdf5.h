@@ -6,7 +6,8 @@
 
 namespace invar {
 
-// index.h5: each tensor whole, as a virtual dataset, and where the run stands, as attributes.
+// index.h5: each tensor whole, as a virtual dataset, the config as a dataset of one text, and where the run stands, as
+// attributes.
 void write_hdf5_index(const std::filesystem::path& path, const CheckpointIndex& index);
 
 // The index of a checkpoint of format 1, with the places of its pieces, for which all its shards are opened.

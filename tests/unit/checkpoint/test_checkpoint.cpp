@@ -117,6 +117,16 @@ TEST_CASE("Any unit-major rows of any tensor are read from any number of shards"
   }
 }
 
+TEST_CASE("A config larger than an attribute of HDF5 is saved, for invar and for h5py") {
+  const auto written = write_some(1);
+  written->index.info.config = "data:\n  blend: " + std::string(200'000, 'x') + "\n";
+  write_index(written->folder.path(), written->index);
+  CHECK(CheckpointReader(written->folder.path()).info().config == written->index.info.config);
+  const Hdf5Reader shown(written->folder / "index.h5");
+  CHECK(shown.read_strings("config") == std::vector{written->index.info.config});
+  CHECK(shown.integer_attribute("step") == 7);
+}
+
 TEST_CASE("Rows that lie apart in memory make one piece") {
   const auto written = write_some(2);
   CHECK(written->index.pieces.size() == 2 * some_tensors().size());
