@@ -59,13 +59,12 @@ class Hdf5Writer {
   template <class T>
   void write(const std::string& name, std::span<const int64_t> shape, std::span<const T> values);
 
-  // A list of UTF-8 strings of one length, filled up with zeros.
+  // A list of UTF-8 strings of one length, that of the longest, filled up with zeros.
   void write_strings(const std::string& name, std::span<const std::string> values);
 
   // Text of at most 64 KiB.
   void set_attribute(const std::string& name, const std::string& value);
   void set_attribute(const std::string& name, int64_t value);
-  void set_attribute(const std::string& name, double value);
 
   // Where the rows of a dataset lie in the file, once some are written.
   int64_t offset_of(const std::string& name);
@@ -97,7 +96,8 @@ class Hdf5Writer {
 // throws Error{kData} that names file and dataset. Any number of threads may read.
 class Hdf5Reader {
  public:
-  // Reads all descriptions. If finish_with_sum() wrote the file, all of it is summed.
+  // Reads all descriptions; of a dataset that is damaged or of another form the reason is told where it is asked for.
+  // If finish_with_sum() wrote the file, all of it is summed.
   explicit Hdf5Reader(const std::filesystem::path& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
@@ -122,7 +122,6 @@ class Hdf5Reader {
   // value.
   std::optional<std::string> text_attribute(const std::string& name) const;
   std::optional<int64_t> integer_attribute(const std::string& name) const;
-  std::optional<double> real_attribute(const std::string& name) const;
 
  private:
   struct File;

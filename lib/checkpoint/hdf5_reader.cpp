@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "checkpoint/hdf5_structure.h"
 #include "core/error.h"
@@ -12,13 +13,14 @@ using namespace hdf5;
 struct Hdf5Reader::File {
   explicit File(const std::filesystem::path& path) : input(path.string()), structure(read_structure(input)) {}
 
-  [[noreturn]] void fail(const std::string& name, const std::string& what,
+  [[noreturn]] void fail(const std::string& name, const std::string& what, const std::string& hint = "",
                          std::source_location where = std::source_location::current()) const {
-    throw Error(ErrorKind::kData, format("{}: dataset '{}': {}", input.path(), shown(name), what), "", where);
+    throw Error(ErrorKind::kData, format("{}: dataset '{}': {}", input.path(), shown(name), what), hint, where);
   }
   const StoredDataset& find(const std::string& name) const {
     const auto found = structure.datasets.find(name);
     if (found == structure.datasets.end()) fail(name, "not in the file");
+    if (!found->second.refused.empty()) fail(name, found->second.refused, kDamaged);
     return found->second;
   }
   Hdf5Info info(const std::string& name) const {
@@ -40,18 +42,11 @@ struct Hdf5Reader::File {
     const auto refuse = [&](const std::string& what) {
       throw Error(ErrorKind::kData, format("{}: attribute '{}' {}", input.path(), name, what), kDamaged);
     };
+    if (!stored.refused.empty()) refuse(format("is not read: {}", stored.refused));
     if (!stored.type || !fits(*stored.type)) refuse("is of another type");
     if (stored.elements != 1) refuse(format("has {} values, where one is expected", stored.elements));
     if (std::ssize(stored.value) < stored.type->bytes) refuse("ends too early");
     return &stored;
-  }
-  template <class T>
-  std::optional<T> number(const std::string& name) const {
-    const auto* stored = attribute(name, [](const ElementType& type) { return type.number == DTypeOf<T>::value; });
-    if (stored == nullptr) return std::nullopt;
-    T value{};
-    std::copy_n(stored->value.begin(), sizeof(T), std::as_writable_bytes(std::span(&value, 1)).begin());
-    return value;
   }
 
   InputFile input;
@@ -177,11 +172,11 @@ std::optional<std::string> Hdf5Reader::text_attribute(const std::string& name) c
 }
 
 std::optional<int64_t> Hdf5Reader::integer_attribute(const std::string& name) const {
-  return file_->number<int64_t>(name);
-}
-
-std::optional<double> Hdf5Reader::real_attribute(const std::string& name) const {
-  return file_->number<double>(name);
+  const auto* stored = file_->attribute(name, [](const ElementType& type) { return type.number == DType::kI64; });
+  if (stored == nullptr) return std::nullopt;
+  int64_t value = 0;
+  std::memcpy(&value, stored->value.data(), sizeof(value));
+  return value;
 }
 
 }  // namespace invar

@@ -45,7 +45,7 @@ constexpr NumberType kNumberTypes[] = {
 };
 constexpr std::byte kTextType{0x13};
 
-// A damaged file: turned into an Error with the names of file and dataset where those are known.
+// What is damaged or of another form: a dataset keeps it as the reason, else it becomes an Error with the file's name.
 struct Damage {
   std::string what;
 };
@@ -254,19 +254,31 @@ class StructureParser {
       if (length == 0 || length == std::string_view::npos) throw Damage{"a name without an end"};
       if (length > kLongestName) throw Damage{format("a name of {} bytes", length)};
       const std::string name(text.substr(0, length));
-      if (entries.number<uint32_t>(kEntry * i + 16) > 1) throw Damage{format("'{}' is a link", shown(name))};
-      read_object(entries.position(kEntry * i + 8), path.empty() ? name : format("{}/{}", path, name), depth);
+      const bool is_link = entries.number<uint32_t>(kEntry * i + 16) > 1;
+      read_object(is_link ? std::nullopt : std::optional(entries.position(kEntry * i + 8)),
+                  path.empty() ? name : format("{}/{}", path, name), depth);
     }
   }
 
-  void read_object(int64_t address, const std::string& path, int depth) {
+  // No address: a link.
+  void read_object(std::optional<int64_t> address, const std::string& path, int depth) {
     path_ = path;
     const int64_t before = left_;
-    const Header header = read_header(address);
-    if (header.find(kSymbolTable) != nullptr) {
+    StoredDataset dataset;
+    bool is_group = false;
+    try {
+      if (!address) throw Damage{"is a link"};
+      const Header header = read_header(*address);
+      is_group = header.find(kSymbolTable) != nullptr;
+      if (!is_group) dataset = read_dataset(header);
+    } catch (const Damage& damage) {
+      if (left_ < 0) throw;  // of the whole file
+      dataset.refused = damage.what;
+    }
+    if (is_group) {
       left_ = before;  // read once more, as a group
-      read_group(address, path, depth + 1);
-    } else if (!structure_.datasets.emplace(path, read_dataset(header)).second) {
+      read_group(*address, path, depth + 1);
+    } else if (!structure_.datasets.emplace(path, std::move(dataset)).second) {
       throw Damage{"twice in the file"};
     }
     path_.clear();
@@ -301,12 +313,16 @@ class StructureParser {
       if (view.number<uint8_t>(0) != 1) continue;  // of a form that invar does not write: as if there were none
       const size_t name = view.number<uint16_t>(2), type = view.number<uint16_t>(4), space = view.number<uint16_t>(6);
       const std::string_view text = view.text(8, name);
-      const View description(view.part(8 + padded(name), type));
-      const View dataspace(view.part(8 + padded(name) + padded(type), space));
-      const View value = view.from(8 + padded(name) + padded(type) + padded(space));
-      StoredAttribute attribute{type_of(description), elements_of(shape_of(dataspace)), {}};
-      const auto bytes = value.part(0, value.size());
-      attribute.value.assign(bytes.begin(), bytes.end());
+      StoredAttribute attribute;
+      try {
+        attribute.type = type_of(View(view.part(8 + padded(name), type)));
+        attribute.elements = elements_of(shape_of(View(view.part(8 + padded(name) + padded(type), space))));
+        const View value = view.from(8 + padded(name) + padded(type) + padded(space));
+        const auto bytes = value.part(0, value.size());
+        attribute.value.assign(bytes.begin(), bytes.end());
+      } catch (const Damage& damage) {
+        attribute.refused = damage.what;
+      }
       structure_.attributes.emplace(text.substr(0, text.find('\0')), std::move(attribute));
     }
   }

@@ -161,11 +161,6 @@ void Hdf5Writer::set_attribute(const std::string& name, int64_t value) {
   write_attribute(path_, file_->id, name, H5T_STD_I64LE, H5T_NATIVE_INT64, &value);
 }
 
-void Hdf5Writer::set_attribute(const std::string& name, double value) {
-  const Lock lock;
-  write_attribute(path_, file_->id, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &value);
-}
-
 int64_t Hdf5Writer::offset_of(const std::string& name) {
   const Lock lock;
   const DatasetId dataset(H5Dopen2(file_->id, name.c_str(), H5P_DEFAULT));

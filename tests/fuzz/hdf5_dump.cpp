@@ -12,7 +12,6 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const char* name : {"step", "config"}) {
       try_to([&] { reader.integer_attribute(name); });
       try_to([&] { reader.text_attribute(name); });
-      try_to([&] { reader.real_attribute(name); });
     }
     for (const std::string& name : reader.names()) {
       try_to([&] {

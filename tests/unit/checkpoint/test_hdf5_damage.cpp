@@ -86,7 +86,7 @@ TEST_CASE("Damage of what a file says of itself ends in an error, or shows other
   CHECK(refused > 300);
 }
 
-TEST_CASE("A description that is damaged is told with its dataset, and never taken for one that is not there") {
+TEST_CASE("A description that is damaged is told where its dataset is asked for, and never taken for one not there") {
   const TemporaryFolder folder;
   std::string bytes = write_sound(folder, Sum::kNone);
   const size_t type = bytes.find(std::string("\x11\x20\x1f\0\x04\0\0\0", 8));
@@ -94,7 +94,29 @@ TEST_CASE("A description that is damaged is told with its dataset, and never tak
   bytes[type] = 0x12;
   folder.write("damaged.h5", bytes);
   require_error(ErrorKind::kData, {"damaged.h5", "dataset 'x'", "neither f32"},
-                [&] { Hdf5Reader reader(folder / "damaged.h5"); });
+                [&] { Hdf5Reader(folder / "damaged.h5").info("x"); });
+}
+
+TEST_CASE("Datasets and attributes of other forms leave the rest of a file readable") {
+  const TemporaryFolder folder;
+  write_sound(folder, Sum::kNone);
+  const hid_t file = H5Fopen((folder / "sound.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+  const hsize_t four = 4;
+  const hid_t list = H5Screate_simple(1, &four, nullptr), nothing = H5Screate(H5S_NULL);
+  H5Dclose(H5Dcreate2(file, "foreign", H5T_IEEE_F32BE, list, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+  H5Aclose(H5Acreate2(file, "none", H5T_STD_I64LE, nothing, H5P_DEFAULT, H5P_DEFAULT));  // h5py.Empty
+  H5Lcreate_soft("/x", file, "link", H5P_DEFAULT, H5P_DEFAULT);
+  H5Sclose(list);
+  H5Sclose(nothing);
+  H5Fclose(file);
+  const Hdf5Reader reader(folder / "sound.h5");
+  CHECK(reader.read_f32("x") == counting(210));
+  CHECK(reader.integer_attribute("step") == 7);
+  CHECK(reader.names() == std::vector<std::string>{"foreign", "link", "x"});
+  require_error(ErrorKind::kData, {"sound.h5", "dataset 'foreign'", "neither f32"}, [&] { reader.info("foreign"); });
+  require_error(ErrorKind::kData, {"sound.h5", "dataset 'link'", "is a link"}, [&] { reader.read_f32("link"); });
+  require_error(ErrorKind::kData, {"sound.h5", "attribute 'none' is not read", "its dataspace"},
+                [&] { reader.integer_attribute("none"); });
 }
 
 TEST_CASE("Of a file with its sum a changed byte anywhere is noticed; the library reads it as if there were none") {

@@ -61,7 +61,6 @@ TEST_CASE("What is written is read: types, shapes, names with dots, attributes")
     writer.set_attribute("layout", "tensor 2 · data 1");
     writer.set_attribute("empty", "");
     writer.set_attribute("step", int64_t{7});
-    writer.set_attribute("share", 0.1);
     CHECK_FALSE(std::filesystem::exists(folder / "a.h5"));  // not before it is complete
     writer.finish();
   }
@@ -87,7 +86,6 @@ TEST_CASE("What is written is read: types, shapes, names with dots, attributes")
   CHECK(reader.text_attribute("layout") == "tensor 2 · data 1");
   CHECK(reader.text_attribute("empty") == "");
   CHECK(reader.integer_attribute("step") == 7);
-  CHECK(reader.real_attribute("share") == 0.1);
   CHECK_FALSE(reader.text_attribute("other").has_value());
   CHECK_FALSE(reader.integer_attribute("other").has_value());
 }
