@@ -25,6 +25,29 @@ std::string failure_of(const std::function<void()>& action) {
   return "";
 }
 
+// The work that begin() starts; if it cannot, work that has failed for that reason, so that ranks can agree.
+template <class T, class Begin>
+std::future<T> started(const Begin& begin) {
+  std::future<T> work;
+  T failed;
+  failed.failure = failure_of([&] { work = begin(); });
+  if (failed.failure.empty()) return work;
+  std::promise<T> known;
+  known.set_value(std::move(failed));
+  return known.get_future();
+}
+
+// What the work came to; nothing if there was none here.
+template <class T>
+T result_of(std::future<T>& work) {
+  T result;
+  const std::string failure = failure_of([&] {
+    if (work.valid()) result = work.get();
+  });
+  if (!failure.empty()) result.failure = failure;
+  return result;
+}
+
 void append(CleanUp& all, const CleanUp& more) {
   const auto add = [](std::string& list, const std::string& item) {
     if (!item.empty()) list += (list.empty() ? "" : "; ") + item;
@@ -42,9 +65,8 @@ CheckpointSaver::CheckpointSaver(Communicator& world, const Stream& stream, cons
 std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, const std::function<StatePart()>& part) {
   std::optional<SaveResult> previous = wait();
   flight_ = Flight{};
-  flight_->info = info;
   flight_->start = Clock::now();
-  flight_->failure = begin(info.step, flight_->clean_up);
+  flight_->failure = begin(info);
   if (flight_->failure.empty()) flight_->shard = begin_writing(info.step, part);
   return previous;
 }
@@ -52,9 +74,7 @@ std::optional<SaveResult> CheckpointSaver::save(const CheckpointInfo& info, cons
 // A rank that fails here tells so when all ranks say how their writing went: the others need not wait for it now.
 std::future<CheckpointSaver::Written> CheckpointSaver::begin_writing(int64_t step,
                                                                      const std::function<StatePart()>& part) {
-  std::future<Written> writing;
-  Written failed;
-  failed.failure = failure_of([&] {
+  return started<Written>([&] {
     StatePart state = part();
     flight_->tensors = state.tensors;
     if (options_.async && state.host_copy == nullptr) state = host_copy(state);
@@ -63,12 +83,8 @@ std::future<CheckpointSaver::Written> CheckpointSaver::begin_writing(int64_t ste
       written.failure = failure_of([&] { written.shard = write_shard(folder, rank, mine); });
       return written;
     };
-    writing = std::async(launch_policy(), std::move(write));
+    return std::async(launch_policy(), std::move(write));
   });
-  if (failed.failure.empty()) return writing;
-  std::promise<Written> known;
-  known.set_value(std::move(failed));
-  return known.get_future();
 }
 
 std::optional<SaveResult> CheckpointSaver::poll() {
@@ -84,14 +100,13 @@ std::optional<SaveResult> CheckpointSaver::advance(Patience patience) {
   Flight& flight = *flight_;
   if (flight.failure.empty() && flight.shard.valid()) {
     if (!is_done(flight.shard, patience)) return std::nullopt;
-    const Written written = flight.shard.get();
+    const Written written = result_of(flight.shard);
     flight.failure = agree(written.failure);
     if (flight.failure.empty()) begin_completion(flight, written.shard);
   }
   if (flight.failure.empty()) {
     if (!is_done(flight.completion, patience)) return std::nullopt;
-    Completed completed;
-    if (flight.completion.valid()) completed = flight.completion.get();
+    const Completed completed = result_of(flight.completion);
     flight.failure = agree(completed.failure);
     append(flight.clean_up, completed.clean_up);
   }
@@ -110,12 +125,12 @@ bool CheckpointSaver::is_done(const std::future<T>& work, Patience patience) {
 }
 
 // The pending folder, empty, seen by every rank before it writes.
-std::string CheckpointSaver::begin(int64_t step, CleanUp& clean_up) {
-  std::string failure;
-  if (world_.rank() == 0) {
-    failure = failure_of([&] { clean_up.done = directory_.prepare(step).done; });  // problems are told after the save
-  }
-  return agree(failure);
+std::string CheckpointSaver::begin(const CheckpointInfo& info) {
+  return agree(failure_of([&] {
+    flight_->info = info;
+    if (world_.rank() != 0) return;
+    flight_->clean_up.done = directory_.prepare(info.step).done;  // problems are told after the save
+  }));
 }
 
 StatePart CheckpointSaver::host_copy(const StatePart& part) {
@@ -138,11 +153,31 @@ StatePart CheckpointSaver::host_copy(const StatePart& part) {
   return copied;
 }
 
-// With thousands of pieces the index takes seconds: rank 0 writes it in a thread too.
+// With thousands of pieces the index takes seconds: rank 0 writes it in a thread too. If it cannot begin, the others
+// learn that when all ranks say how the completion went.
 void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard) {
-  CheckpointIndex index = gather(flight, shard);
+  std::vector<std::vector<int64_t>> shards;
+  flight.failure = gather(shard, shards);
+  if (!flight.failure.empty()) return;
   flight.bytes = all_reduce_value(world_, shard.file.bytes, ReduceOp::kSum);
   if (world_.rank() != 0) return;
+  flight.completion = started<Completed>([&] { return complete(index_of(flight, shards)); });
+}
+
+CheckpointIndex CheckpointSaver::index_of(const Flight& flight, std::span<const std::vector<int64_t>> shards) {
+  CheckpointIndex index;
+  index.info = flight.info;
+  index.tensors = flight.tensors;
+  for (const std::vector<int64_t>& numbers : shards) {
+    WrittenShard shard = decode_shard(numbers);
+    if (shard.pieces.empty()) continue;
+    index.files.push_back(shard.file);
+    std::move(shard.pieces.begin(), shard.pieces.end(), std::back_inserter(index.pieces));
+  }
+  return index;
+}
+
+std::future<CheckpointSaver::Completed> CheckpointSaver::complete(CheckpointIndex index) {
   auto complete = [directory = directory_, options = options_, all = std::move(index)] {
     Completed completed;
     completed.failure = failure_of([&] {
@@ -157,7 +192,7 @@ void CheckpointSaver::begin_completion(Flight& flight, const WrittenShard& shard
     append(completed.clean_up, {"", trouble});
     return completed;
   };
-  flight.completion = std::async(launch_policy(), std::move(complete));
+  return std::async(launch_policy(), std::move(complete));
 }
 
 SaveResult CheckpointSaver::finish() {
@@ -169,31 +204,29 @@ SaveResult CheckpointSaver::finish() {
   return result;
 }
 
-CheckpointIndex CheckpointSaver::gather(const Flight& flight, const WrittenShard& shard) {
-  CheckpointIndex index;
-  index.info = flight.info;
-  index.tensors = flight.tensors;
+// What every rank wrote, on rank 0. All memory is there before a rank waits for another: one without enough of it makes
+// the save fail on all.
+std::string CheckpointSaver::gather(const WrittenShard& shard, std::vector<std::vector<int64_t>>& shards) {
+  std::vector<int64_t> mine;
+  std::string failure = failure_of([&] { mine = encode_shard(shard); });
+  std::vector<int64_t> size = {std::ssize(mine)}, sizes(static_cast<size_t>(world_.size()));
+  world_.all_gather(stream_, view_of(size), view_of(sizes), equal_counts(world_.size(), 1));
+  if (world_.rank() == 0 && failure.empty()) {
+    failure = failure_of([&] {
+      for (const int64_t count : sizes) shards.emplace_back(static_cast<size_t>(count));
+    });
+  }
+  failure = agree(failure);
+  if (!failure.empty()) return failure;
   if (world_.rank() != 0) {
-    std::vector<int64_t> numbers = encode_shard(shard);
-    std::vector<int64_t> size = {std::ssize(numbers)};
-    world_.send(stream_, view_of(size), 0);
-    world_.send(stream_, view_of(numbers), 0);
-    return index;
+    world_.send(stream_, view_of(mine), 0);
+    return "";
   }
-  for (int rank = 0; rank < world_.size(); ++rank) {
-    WrittenShard other = shard;
-    if (rank > 0) {
-      std::vector<int64_t> size(1);
-      world_.receive(stream_, view_of(size), rank);
-      std::vector<int64_t> numbers(static_cast<size_t>(size[0]));
-      world_.receive(stream_, view_of(numbers), rank);
-      other = decode_shard(numbers);
-    }
-    if (other.pieces.empty()) continue;
-    index.files.push_back(other.file);
-    std::move(other.pieces.begin(), other.pieces.end(), std::back_inserter(index.pieces));
+  shards[0] = std::move(mine);
+  for (int rank = 1; rank < world_.size(); ++rank) {
+    world_.receive(stream_, view_of(shards[static_cast<size_t>(rank)]), rank);
   }
-  return index;
+  return "";
 }
 
 std::string CheckpointSaver::agree(const std::string& mine) {

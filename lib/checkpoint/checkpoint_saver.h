@@ -67,16 +67,18 @@ class CheckpointSaver {
 
   std::launch launch_policy() const { return options_.async ? std::launch::async : std::launch::deferred; }
   StatePart host_copy(const StatePart& part);
-  std::string begin(int64_t step, CleanUp& clean_up);
+  std::string begin(const CheckpointInfo& info);
   std::future<Written> begin_writing(int64_t step, const std::function<StatePart()>& part);
   std::optional<SaveResult> advance(Patience patience);
   template <class T>
   bool is_done(const std::future<T>& work, Patience patience);
   void begin_completion(Flight& flight, const WrittenShard& shard);
+  std::string gather(const WrittenShard& shard, std::vector<std::vector<int64_t>>& shards);
+  static CheckpointIndex index_of(const Flight& flight, std::span<const std::vector<int64_t>> shards);
+  std::future<Completed> complete(CheckpointIndex index);
   SaveResult finish();
   // The message of the lowest rank that has one, on every rank.
   std::string agree(const std::string& mine);
-  CheckpointIndex gather(const Flight& flight, const WrittenShard& shard);
 
   Communicator& world_;
   const Stream& stream_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/damage.h"
 #include "core/error.h"
 #include "core/integer.h"
 #include "core/shown.h"
@@ -44,11 +45,6 @@ constexpr NumberType kNumberTypes[] = {
     {DType::kI64, "\x10\x08\0\0\x08\0\0\0\0\0\x40\0"sv},
 };
 constexpr std::byte kTextType{0x13};
-
-// What is damaged or of another form: a dataset keeps it as the reason, else it becomes an Error with the file's name.
-struct Damage {
-  std::string what;
-};
 
 // A part of the file; every access is inside it.
 class View {

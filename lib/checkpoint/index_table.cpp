@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/damage.h"
 #include "core/error.h"
 
 namespace invar {
@@ -71,11 +72,6 @@ class Writer {
   void put(const Record& record) { fields(*this, record); }
 
   std::vector<std::byte> bytes_;
-};
-
-// What is wrong with the bytes; who knows the file makes an Error of it.
-struct Damage {
-  std::string what;
 };
 
 class Reader {
@@ -175,8 +171,11 @@ std::vector<int64_t> encode_shard(const WrittenShard& shard) {
 
 WrittenShard decode_shard(std::span<const int64_t> numbers) {
   WrittenShard shard;
-  Reader reader(std::as_bytes(numbers));
-  reader(shard);
+  try {
+    Reader(std::as_bytes(numbers))(shard);
+  } catch (const Damage& damage) {
+    throw Error(ErrorKind::kFault, format("what another rank says of its shard is wrong: {}", damage.what));
+  }
   return shard;
 }
 

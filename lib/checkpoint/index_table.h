@@ -17,7 +17,7 @@ std::vector<std::byte> encode_index(const CheckpointIndex& index);
 // refuses. Memory is bounded by the number of bytes.
 CheckpointIndex decode_index(std::span<const std::byte> bytes, const std::string& path);
 
-// What a rank wrote, for another one.
+// What a rank wrote, for another one. Error{kFault} for numbers that say nothing of that kind.
 std::vector<int64_t> encode_shard(const WrittenShard& shard);
 WrittenShard decode_shard(std::span<const int64_t> numbers);
 
