@@ -129,7 +129,7 @@ std::string CheckpointSaver::begin(const CheckpointInfo& info) {
   return agree(failure_of([&] {
     flight_->info = info;
     if (world_.rank() != 0) return;
-    flight_->clean_up.done = directory_.prepare(info.step).done;  // problems are told after the save
+    flight_->clean_up = directory_.prepare(info.step);
   }));
 }
 
@@ -182,7 +182,7 @@ std::future<CheckpointSaver::Completed> CheckpointSaver::complete(CheckpointInde
     Completed completed;
     completed.failure = failure_of([&] {
       write_index(directory.pending_path_of(all.info.step), all);
-      directory.publish(all.info.step);
+      completed.clean_up = directory.publish(all.info.step);
     });
     if (!completed.failure.empty()) return completed;
     const std::string trouble = failure_of([&] {

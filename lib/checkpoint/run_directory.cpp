@@ -130,6 +130,22 @@ void remove_folder(const fs::path& path, const std::string& name, CleanUp& resul
   add(result.done, "removed " + name);
 }
 
+// A name that nothing has: PATH.1, PATH.2 and so on.
+fs::path free_name(const fs::path& path) {
+  int number = 1;
+  const auto numbered = [&] { return fs::path(format("{}.{}", path.string(), number)); };
+  while (fs::exists(fs::symlink_status(numbered()))) ++number;
+  return numbered();
+}
+
+// What lies where a save writes goes to a free name: it costs no checkpoint, and is not lost.
+void move_obstacle(const fs::path& path, CleanUp& result) {
+  if (!fs::exists(fs::symlink_status(path))) return;
+  const fs::path free = free_name(path);
+  fs::rename(path, free);
+  add(result.problems, format("{} was in the way of a save and is {} now", path.string(), free.filename().string()));
+}
+
 // Whatever fails is told, and the rest goes on.
 template <class Action>
 void attempt_quietly(CleanUp& result, Action action) {
@@ -181,23 +197,26 @@ CleanUp RunDirectory::prepare(int64_t step) const {
   CleanUp result;
   attempt(folder_, "cannot be made ready for checkpoints", [&] {
     fs::create_directories(folder_);
-    result = clean_up();
-    if (fs::exists(fs::symlink_status(pending))) {
-      throw Error(ErrorKind::kFault, result.problems, "move it to another place");
-    }
+    result.done = clean_up().done;  // its problems stay, and are told after the save
+    move_obstacle(pending, result);
     fs::create_directory(pending);
   });
   return result;
 }
 
-void RunDirectory::publish(int64_t step) const {
+CleanUp RunDirectory::publish(int64_t step) const {
   const fs::path path = path_of(step);
+  CleanUp result;
   attempt(path, "cannot be put into place", [&] {
-    if (fs::exists(path)) fs::rename(path, aside(path));
+    std::error_code unknown;
+    const bool takes_place_of_another = fs::exists(path / kIndexFile, unknown);
+    move_obstacle(takes_place_of_another ? aside(path) : path, result);
+    if (takes_place_of_another) fs::rename(path, aside(path));
     fs::rename(pending_path_of(step), path);
   });
   sync_folder(folder_);
   write_latest(folder_, name_of(step));
+  return result;
 }
 
 void RunDirectory::discard(int64_t step) const {
@@ -249,14 +268,12 @@ CleanUp RunDirectory::set_aside() const {
   }
   if (earlier.empty()) return result;
   attempt(folder_, "earlier checkpoints cannot be set aside", [&] {
-    const auto numbered = [&](int number) { return folder_ / format("earlier.{}", number); };
-    int number = 1;
-    while (fs::exists(fs::symlink_status(numbered(number)))) ++number;
-    fs::create_directory(numbered(number));
+    const fs::path kept = free_name(folder_ / "earlier");
+    fs::create_directory(kept);
     // `latest` moves first: if the process is killed in between, it never names a checkpoint that has moved.
     if (is_there(folder_ / kLatest)) earlier.insert(earlier.begin(), folder_ / kLatest);
-    for (const fs::path& path : earlier) fs::rename(path, numbered(number) / path.filename());
-    add(result.done, format("those of an earlier run are kept in {}", numbered(number).string()));
+    for (const fs::path& path : earlier) fs::rename(path, kept / path.filename());
+    add(result.done, format("those of an earlier run are kept in {}", kept.string()));
   });
   sync_folder(folder_);
   return result;

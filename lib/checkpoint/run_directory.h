@@ -17,13 +17,14 @@ inline constexpr const char* kIndexFile = "index.h5";
 // What was done to the folders of a run's checkpoints beside saving one, for a person; mostly nothing.
 struct CleanUp {
   std::string done;      // "removed step_00000100, ..."
-  std::string problems;  // what could not be removed, and why
+  std::string problems;  // what could not be removed, and why; what was in the way of a save
 };
 
 // The folder of a run's checkpoints: step_00000100/, step_00000200/, ... and `latest`, a text file with the name of
 // one. A folder of that name is complete: it is written as step_00000100.tmp and renamed when all of it is on disk, and
 // renamed back before it is removed. So one without an index is not of invar's making, perhaps a checkpoint that is
-// just being copied in, and stays. Nor is a folder removed that holds anything but files that invar writes.
+// just being copied in, and stays. Nor is a folder removed that holds anything but files that invar writes. What is in
+// the way of a save moves to a free name, step_00000100.tmp.1 and so on, which `problems` tells.
 //
 // What cannot be read does not count as missing: Error{kData} with the system's reason.
 class RunDirectory {
@@ -39,11 +40,12 @@ class RunDirectory {
   // there.
   std::optional<std::filesystem::path> latest() const;
 
-  // An empty pending folder for a step, after clean_up(). System errors throw Error{kFault}.
+  // An empty pending folder for a step, after clean_up(), whose problems it leaves to the next one. System errors throw
+  // Error{kFault}.
   CleanUp prepare(int64_t step) const;
   // Renames the pending folder of a step, over an older one of that step, and moves `latest` to it. System errors throw
   // Error{kFault}.
-  void publish(int64_t step) const;
+  CleanUp publish(int64_t step) const;
   // Removes the pending folder of a step whose save failed.
   void discard(int64_t step) const;
   // Removes what interrupted saves left, and puts back what one had moved aside.

@@ -207,11 +207,11 @@ bool RunCheckpoints::wait_until_saved(int64_t step, Log& log) {
 void RunCheckpoints::report(const std::optional<SaveResult>& result, Log& log) {
   if (!result) return;
   if (!result->clean_up.done.empty()) log.info("old checkpoints: " + result->clean_up.done);
+  if (!result->clean_up.problems.empty()) log.warn("old checkpoints: " + result->clean_up.problems);
   if (result->failure.empty()) {
     saved_step_ = result->step;
     log.info(format("saved step {}: {:.1f} MiB in {:.1f} s", result->step,
                     static_cast<double>(result->bytes) / (1 << 20), result->seconds));
-    if (!result->clean_up.problems.empty()) log.warn("old checkpoints: " + result->clean_up.problems);
     return;
   }
   last_failure_ = result->failure;

@@ -125,8 +125,37 @@ TEST_CASE("Nothing is removed that holds anything but invar's own files") {
       CHECK(folder.read(format("{}/{}", kept, name)) == "a person's work");
       CHECK(folder.read(format("{}/index.h5", kept)) == "index");
     }
-    require_error(ErrorKind::kFault, {"step_00000002.tmp stays: "}, [&] { directory.prepare(2); });
   }
+}
+
+TEST_CASE("What lies in the way of a save moves to a free name, and the save goes on") {
+  const TemporaryFolder folder;
+  const RunDirectory directory(folder.path());
+  folder.write("step_00000002.tmp/results.csv", "first");
+  CHECK(
+      contains(directory.prepare(2).problems, "step_00000002.tmp was in the way of a save and is step_00000002.tmp.1"));
+  CHECK(fs::is_empty(directory.pending_path_of(2)));
+  folder.write("step_00000002.tmp/results.csv", "second");
+  CHECK(contains(directory.prepare(2).problems, "step_00000002.tmp.2"));
+  CHECK(folder.read("step_00000002.tmp.1/results.csv") == "first");
+  CHECK(folder.read("step_00000002.tmp.2/results.csv") == "second");
+
+  save(directory, 3, "older");
+  folder.write("step_00000003.old", "a person's work");
+  write_pending(directory, 3, "newer");
+  CHECK(contains(directory.publish(3).problems, "step_00000003.old.1"));
+  CHECK(folder.read("step_00000003/index.h5") == "newer");
+  CHECK(folder.read("step_00000003.old.1") == "a person's work");
+
+  folder.write("step_00000004", "no folder");
+  folder.write("step_00000005/shard_00000.h5", "just being copied in");
+  fs::create_directory_symlink("archive that is not mounted", folder / "step_00000006");
+  for (const int64_t step : {4, 5, 6}) save(directory, step);
+  CHECK(!fs::exists(folder / "step_00000003.old"));
+  CHECK(directory.steps() == std::vector<int64_t>{3, 4, 5, 6});
+  CHECK(folder.read("step_00000004.1") == "no folder");
+  CHECK(folder.read("step_00000005.1/shard_00000.h5") == "just being copied in");
+  CHECK(fs::is_symlink(folder / "step_00000006.1"));
 }
 
 TEST_CASE("Checkpoints that cannot be read do not count as none") {
