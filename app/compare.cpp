@@ -3,6 +3,7 @@
 #include "app/commands.h"
 #include "app/compare_report.h"
 #include "app/console.h"
+#include "core/presence.h"
 
 namespace invar::app {
 namespace {
@@ -33,13 +34,13 @@ Side side_of(const std::string& text) {
   const fs::path path(text);
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    if (fs::exists(path / "metrics.jsonl", error)) return {path / "metrics.jsonl", Kind::kMetrics};
+    if (is_there(path / "metrics.jsonl")) return {path / "metrics.jsonl", Kind::kMetrics};
     return {path, Kind::kSafetensors};  // refused when opened if it is not
   }
   if (path.extension() == ".h5") return {path, Kind::kDump};
   if (path.extension() == ".safetensors") return {path, Kind::kSafetensors};
   if (path.extension() == ".jsonl") return {path, Kind::kMetrics};
-  if (!fs::exists(path, error)) throw Error(ErrorKind::kData, format("{}: no such file", text));
+  if (!is_there(path)) throw Error(ErrorKind::kData, format("{}: no such file", text));
   throw Error(ErrorKind::kConfig, format("{}: neither .h5, .safetensors nor .jsonl", text),
               "give two dumps, safetensors files or Hugging Face folders, or two metrics.jsonl or run folders");
 }

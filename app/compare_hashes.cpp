@@ -7,6 +7,7 @@
 #include "checkpoint/hdf5_file.h"
 #include "core/integer.h"
 #include "core/json_object.h"
+#include "core/presence.h"
 #include "core/shown.h"
 #include "core/text_lines.h"
 #include "observe/metrics.h"
@@ -23,8 +24,7 @@ using TensorHashes = std::vector<std::pair<std::string, std::string>>;  // name,
 // The tensors' hashes of a step; nothing without them. A file of many long lines, of which one is parsed.
 std::optional<TensorHashes> read_tensors(const fs::path& run, int64_t step, const std::string& kind) {
   const fs::path path = run / StateHashWriter::kStateHashesFile;
-  std::error_code error;
-  if (!fs::exists(path, error)) return std::nullopt;
+  if (!is_there(path)) return std::nullopt;
   const std::string head = format("{{\"step\":{},", step);
   std::string found, where;
   for_each_line(path.string(), [&](int64_t number, const std::string& line) {
@@ -51,8 +51,7 @@ struct Blocks {
 std::optional<Blocks> read_blocks(const fs::path& run, int64_t step, const std::string& kind, const std::string& tensor,
                                   const std::string& hash) {
   const fs::path path = block_hashes_path(run, step);
-  std::error_code error;
-  if (!fs::exists(path, error)) return std::nullopt;
+  if (!is_there(path)) return std::nullopt;
   const Hdf5Reader reader(path);
   const auto read = [&](const std::string& name) {
     std::vector<int64_t> values(static_cast<size_t>(reader.info(name).rows()));

@@ -96,6 +96,7 @@ void evaluate(const EvalArguments& arguments, const Config& config, const Checkp
   const DataStream data = data_stream(*source, config, Split::kValidation);
   const Evaluation result = run_evaluation(state, config, groups, data).value();
   if (world.rank() == 0) print_line(format("{}: {}", reader.folder().string(), source->describe()));
+  for (const std::string& warning : source->warnings()) print_line("warning: " + warning);  // of whichever rank
   together(world, [&] {  // what was asked for does not exist, and no script should go on without it
     if (result.loss) return;
     throw Error(

@@ -10,6 +10,7 @@
 #include "config/units.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "core/presence.h"
 #include "data/document_end.h"
 #include "parallel/leaf_cut.h"
 #include "train/trainer.h"
@@ -33,7 +34,7 @@ void refuse_results(const Config& config) {
                 "set log.dump_step: 0 and log.hash_every: 0");
   }
   const std::filesystem::path metrics = std::filesystem::path(config.log.dir) / "metrics.jsonl";
-  if (!config.log.dir.empty() && std::filesystem::exists(metrics)) {
+  if (!config.log.dir.empty() && is_there(metrics, "set log.dir to another folder", ErrorKind::kConfig)) {
     throw Error(ErrorKind::kConfig,
                 format("--fake-world would put its metrics in place of {}, of another run", metrics.string()),
                 "set log.dir to another folder");

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "checkpoint/checksum.h"
-#include "checkpoint/damage.h"
+#include "core/damage.h"
 #include "core/error.h"
 #include "core/integer.h"
 #include "core/shown.h"

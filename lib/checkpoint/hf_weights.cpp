@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/presence.h"
 #include "core/shown.h"
 #include "parallel/logical_tensor.h"
 
@@ -79,7 +80,7 @@ std::string text_model_name(const std::string& name_in_file) {
 HfWeights::HfWeights(const std::filesystem::path& path) : files_(path) {
   std::error_code ignored;
   const std::filesystem::path folder = std::filesystem::is_directory(path, ignored) ? path : path.parent_path();
-  if (std::filesystem::exists(folder / "config.json", ignored)) towers_ = read_hf_towers(folder.string());
+  if (is_there(folder / "config.json")) towers_ = read_hf_towers(folder.string());
 }
 
 std::string HfWeights::name_in_file(const std::string& name) const {

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "checkpoint/checksum.h"
-#include "checkpoint/damage.h"
+#include "core/damage.h"
 #include "core/error.h"
 
 namespace invar {

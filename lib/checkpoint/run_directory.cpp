@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint_index.h"
 #include "core/error.h"
 #include "core/pending_file.h"
+#include "core/presence.h"
 #include "core/shown.h"
 
 namespace invar {
@@ -57,24 +58,8 @@ void write_latest(const fs::path& folder, const std::string& name) {
 
 constexpr const char* kUnreadable = "make it readable again; to begin anew, use another checkpoint.dir";
 
-// Whether there is something at the path. A file system that does not answer says nothing, and neither does a link to
-// nothing: what it leads to may come back.
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (fs::exists(status)) return true;
-  std::error_code ignored;
-  if (status.type() != fs::file_type::not_found) {
-    throw Error(ErrorKind::kData, format("{}: cannot be looked at: {}", path.string(), error.message()), kUnreadable);
-  }
-  if (fs::is_symlink(fs::symlink_status(path, ignored))) {
-    throw Error(ErrorKind::kData, format("{}: is a link to what is not there", path.string()), kUnreadable);
-  }
-  return false;
-}
-
 bool is_complete(const fs::path& path) {
-  return is_there(path) && is_there(path / kIndexFile);
+  return is_there(path, kUnreadable) && is_there(path / kIndexFile, kUnreadable);
 }
 
 // The entries of a folder; none if there is no folder.
@@ -178,7 +163,7 @@ std::vector<int64_t> RunDirectory::steps() const {
 
 std::optional<fs::path> RunDirectory::latest() const {
   const fs::path file = folder_ / kLatest;
-  if (is_there(file)) {
+  if (is_there(file, kUnreadable)) {
     const std::string text = read_text_file(file.string(), kLongestLatest, kUnreadable);
     const std::string name = text.substr(0, text.find_first_of(" \t\r\n"));
     const fs::path path = folder_ / name;
@@ -230,7 +215,7 @@ CleanUp RunDirectory::clean_up() const {
     const std::string name = path.filename().string();
     attempt_quietly(result, [&] {
       const std::optional<int64_t> old = step_of_left_over(name, kOld);
-      if (old && is_complete(path) && !is_there(path_of(*old))) {
+      if (old && is_complete(path) && !is_there(path_of(*old), kUnreadable)) {
         fs::rename(path, path_of(*old));  // killed before the new one was in its place
         add(result.done, format("put {} back", path_of(*old).filename().string()));
       } else if ((old && (is_complete(path_of(*old)) || !is_complete(path))) || step_of_left_over(name, kPending)) {
@@ -271,7 +256,7 @@ CleanUp RunDirectory::set_aside() const {
     const fs::path kept = free_name(folder_ / "earlier");
     fs::create_directory(kept);
     // `latest` moves first: if the process is killed in between, it never names a checkpoint that has moved.
-    if (is_there(folder_ / kLatest)) earlier.insert(earlier.begin(), folder_ / kLatest);
+    if (is_there(folder_ / kLatest, kUnreadable)) earlier.insert(earlier.begin(), folder_ / kLatest);
     for (const fs::path& path : earlier) fs::rename(path, kept / path.filename());
     add(result.done, format("those of an earlier run are kept in {}", kept.string()));
   });

@@ -4,6 +4,7 @@
 #include "checkpoint/safetensors_format.h"
 #include "core/integer.h"
 #include "core/json_object.h"
+#include "core/presence.h"
 #include "core/shown.h"
 #include "core/tensor.h"
 
@@ -43,12 +44,6 @@ std::map<std::string, std::string> read_index(const fs::path& index_file) {
     shards.emplace(name, shard);
   }
   return shards;
-}
-
-// A path that cannot be looked at counts as there, and is refused with the system's reason when it is opened.
-bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::status(path, ignored).type() != fs::file_type::not_found;
 }
 
 // An index whose shards are all gone is left over from them, and no second set of weights beside model.safetensors.
@@ -104,7 +99,7 @@ SafetensorsReader::Entries SafetensorsReader::open_shards(const fs::path& index_
   for (const auto& [name, shard] : read_index(index_file)) {
     if (!shards.contains(shard)) {
       const fs::path file = index_file.parent_path() / shard;
-      if (!is_there(file)) {
+      if (!is_there(file, kDownloadWhole)) {
         refuse(index_file, format("shard '{}', which holds tensor '{}', is missing", shown(shard), shown(name)),
                kDownloadWhole);
       }

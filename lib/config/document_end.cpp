@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/json_object.h"
+#include "core/presence.h"
 
 namespace invar {
 namespace {
@@ -27,9 +28,8 @@ constexpr std::array kReleased = {Vocabulary{"qwen3", 151936, 151643, "<|endofte
 constexpr std::array<std::string_view, 4> kNames = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"};
 
 std::optional<JsonObject> open_if_there(const fs::path& file) {
-  std::error_code error;
-  if (!fs::exists(file, error) && !error) return std::nullopt;
   const JsonRules rules{.kind = ErrorKind::kConfig, .fix = "download the file again, or set data.eod_id"};
+  if (!is_there(file, rules.fix, rules.kind)) return std::nullopt;
   return JsonObject::open(file.string(), rules);
 }
 

@@ -90,6 +90,15 @@ int64_t BlendedTokens::positions_without_repetition() const {
   return position;
 }
 
+template <class T, class Lists>
+std::vector<T> BlendedTokens::gather(const Lists& lists) const {
+  std::vector<T> all;
+  for (const Source& source : sources_) {
+    for (T& item : lists(*source.tokens)) all.push_back(std::move(item));
+  }
+  return all;
+}
+
 std::string BlendedTokens::describe() const {
   std::string text = format("blend of {} sources, {} samples", sources_.size(), samples());
   const size_t shown = std::min<size_t>(sources_.size(), 16);
@@ -100,12 +109,12 @@ std::string BlendedTokens::describe() const {
   return text;
 }
 
+std::vector<std::string> BlendedTokens::warnings() const {
+  return gather<std::string>([](const TokenSource& source) { return source.warnings(); });
+}
+
 std::vector<InputPrint> BlendedTokens::inputs() const {
-  std::vector<InputPrint> all;
-  for (const Source& source : sources_) {
-    for (InputPrint& input : source.tokens->inputs()) all.push_back(std::move(input));
-  }
-  return all;
+  return gather<InputPrint>([](const TokenSource& source) { return source.inputs(); });
 }
 
 void BlendedTokens::fill(int64_t sample, std::span<int32_t> tokens) const {

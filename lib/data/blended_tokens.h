@@ -25,6 +25,7 @@ class BlendedTokens final : public TokenSource {
 
   int64_t samples() const override { return order_->size(); }
   std::string describe() const override;
+  std::vector<std::string> warnings() const override;
   std::vector<InputPrint> inputs() const override;
 
  private:
@@ -38,6 +39,9 @@ class BlendedTokens final : public TokenSource {
   std::vector<double> blend_by_weight(const DataConfig& data, const TokenRequest& request, const Blend& blend);
   std::vector<double> blend_by_size(const DataConfig& data, const TokenRequest& request, const Blend& blend);
   int64_t positions_without_repetition() const;
+  // What each source lists, in one list.
+  template <class T, class Lists>
+  std::vector<T> gather(const Lists& lists) const;
   void fill(int64_t sample, std::span<int32_t> tokens) const override;
 
   std::vector<Source> sources_;

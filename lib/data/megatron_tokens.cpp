@@ -32,7 +32,7 @@ KeptOrder open_order(const DataConfig& data, const std::string& prefix, const To
                      const StoredArray<int32_t>& lengths) {
   const int64_t wanted = request.once ? 0 : request.samples_wanted;
   const OrderPlan plan = plan_order(lengths, request.sequence_length, wanted, request.seed);
-  if (data.cache_dir.empty()) return {in_memory(build_order(plan, lengths)), ""};
+  if (data.cache_dir.empty()) return {in_memory(build_order(plan, lengths)), "", ""};
   const std::string origin = format("dataset: {}\n{} split of \"{}\": sequences [{}, {})\n", prefix,
                                     name_of(request.split), data.split, sequences.begin, sequences.end);
   return keep_order(data.cache_dir, origin, plan, lengths);
@@ -61,6 +61,10 @@ std::vector<InputPrint> MegatronTokens::inputs() const {
   std::vector<InputPrint> inputs = {tokens_.print(), index_.print()};
   if (sidecar_) inputs.push_back(sidecar_->print);
   return inputs;
+}
+
+std::vector<std::string> MegatronTokens::warnings() const {
+  return kept_.warning.empty() ? std::vector<std::string>{} : std::vector{kept_.warning};
 }
 
 std::string MegatronTokens::describe() const {

@@ -19,6 +19,7 @@ class MegatronTokens final : public TokenSource {
 
   int64_t samples() const override { return kept_.order.shuffle_index.size(); }
   std::string describe() const override;
+  std::vector<std::string> warnings() const override;
   std::vector<InputPrint> inputs() const override;
 
  private:

@@ -1,22 +1,19 @@
 #include "data/order_cache.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "core/content_hash.h"
+#include "core/damage.h"
 #include "core/error.h"
+#include "core/folder_lock.h"
 #include "core/input_file.h"
 #include "core/pending_file.h"
-#include "core/unique_handle.h"
+#include "core/presence.h"
 
 namespace invar {
 
@@ -24,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Descriptor = UniqueHandle<int, ::close, -1>;
+constexpr const char* kFix = "make the file readable again, or name another folder";
 
 // FNV-1a, 64 bits, of bytes after those of `hash`. The names of the files are made of it.
 uint64_t name_hash(std::span<const std::byte> bytes, uint64_t hash = 0xcbf29ce484222325u) {
@@ -82,14 +79,16 @@ struct Files {
                  plan.samples} {}
 };
 
+// Damage: a file of a kept order that is not what was written, with its name.
 template <class T>
 StoredArray<T> open_array(const ArrayFile& expected) {
-  const auto file = std::make_shared<const InputFile>(expected.path.string());
+  if (!is_there(expected.path, kFix)) throw Damage{format("{} is missing", expected.path.string())};
+  const auto file = std::make_shared<const InputFile>(expected.path.string(), kFix);
   const auto begin = std::ssize(expected.header);
   std::string header(expected.header.size(), '\0');
   const bool fits = file->size() == begin + expected.count * static_cast<int64_t>(sizeof(T));
   if (fits) file->read_at(0, std::span(header));
-  if (header != expected.header) throw Error(ErrorKind::kData, format("{}: not as described", file->path()));
+  if (header != expected.header) throw Damage{format("{} is damaged", file->path())};
   return {file, begin, expected.count};
 }
 
@@ -100,58 +99,48 @@ uint64_t checksum(const StoredArray<T>& array) {
   return hash.value();
 }
 
-// The last line of the description.
+// The last line of the description: of each array, in the order of Files.
 std::string checksums(const MegatronOrder& order) {
   return format("checksums of the arrays: {:016x} {:016x} {:016x}\n", checksum(order.document_index),
                 checksum(order.sample_index), checksum(order.shuffle_index));
 }
 
-// The order in the files, if they are all there, are what is asked for, and hold what was written.
+// The order in the files; nothing if it was never written whole, or by an invar that wrote no checksums.
 std::optional<MegatronOrder> open_order(const Files& files, const std::string& description) {
+  if (!is_there(files.description, kFix)) return std::nullopt;
+  const InputFile file(files.description.string(), kFix);
   constexpr int64_t kLongest = 1 << 20;
-  try {
-    const std::string stored = read_text_file(files.description.string(), kLongest);
-    if (!stored.starts_with(description)) return std::nullopt;
-    MegatronOrder order{open_array<int32_t>(files.documents), open_array<SampleStart>(files.starts),
-                        open_array<uint32_t>(files.shuffled)};
-    if (stored != description + checksums(order)) return std::nullopt;
-    return order;
-  } catch (const Error&) {  // missing, unreadable, or of another size
-    return std::nullopt;
+  std::string stored(static_cast<size_t>(std::min(file.size(), kLongest)), '\0');
+  file.read_at(0, std::span(stored));
+  if (!stored.starts_with(description)) throw Damage{format("{} is damaged", file.path())};
+  MegatronOrder order{open_array<int32_t>(files.documents), open_array<SampleStart>(files.starts),
+                      open_array<uint32_t>(files.shuffled)};
+  const std::string found = stored.substr(description.size()), expected = checksums(order);
+  if (found == expected) return order;
+  if (found.empty()) return std::nullopt;
+  const std::string sums = expected.substr(expected.find(':'));
+  for (size_t i = 0; const ArrayFile* array : {&files.documents, &files.starts, &files.shuffled}) {
+    constexpr size_t kSum = 17;  // a blank, and 16 digits
+    if (found.find(sums.substr(1 + kSum * i++, kSum)) != std::string::npos) continue;
+    throw Damage{format("{} has not the checksum that {} says", array->path.string(), file.path())};
   }
-}
-
-constexpr const char* kOtherFolder =
-    "name a folder with enough space where this user may write, or leave data.cache_dir out";
-
-[[noreturn]] void refuse(const fs::path& file, const char* what, int error = errno) {
-  throw Error(ErrorKind::kConfig, format("data.cache_dir: {} {}: {}", file.string(), what, std::strerror(error)),
-              kOtherFolder);
+  throw Damage{format("{} is damaged", file.path())};
 }
 
 // The file appears under its name when all of it is on the disk.
 void publish(const fs::path& path, const std::string& text, std::span<const std::byte> numbers = {}) {
-  try {
-    PendingFile file(path);
-    file.write_at(std::as_bytes(std::span(text)), 0);
-    file.write_at(numbers, std::ssize(text));
-    file.publish();
-  } catch (const Error& error) {
-    throw Error(ErrorKind::kConfig, format("data.cache_dir: {}", error.what()), kOtherFolder);
-  }
+  PendingFile file(path);
+  file.write_at(std::as_bytes(std::span(text)), 0);
+  file.write_at(numbers, std::ssize(text));
+  file.publish();
 }
 
-// Held as long as the descriptor is open: the system lets go of it even if the process is killed.
-Descriptor take_lock(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  if (error) refuse(path.parent_path(), "cannot be created", error.value());
-  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (!lock) refuse(path, "cannot be created");
-  while (::flock(lock.get(), LOCK_EX) != 0) {
-    if (errno != EINTR) refuse(path, "cannot be locked");
-  }
-  return lock;
+void write_order(const Files& files, const std::string& description, OrderArrays arrays) {
+  publish(files.documents.path, files.documents.header, std::as_bytes(std::span(arrays.document_index)));
+  publish(files.starts.path, files.starts.header, std::as_bytes(std::span(arrays.sample_index)));
+  publish(files.shuffled.path, files.shuffled.header, std::as_bytes(std::span(arrays.shuffle_index)));
+  // Last: no order is taken without it.
+  publish(files.description, description + checksums(in_memory(std::move(arrays))));
 }
 
 }  // namespace
@@ -160,24 +149,36 @@ KeptOrder keep_order(const std::string& folder, const std::string& origin, const
                      const StoredArray<int32_t>& lengths) {
   const std::string description = describe(origin, plan, lengths);
   const Files files(fs::path(folder) / format("{:016x}", name_hash(std::as_bytes(std::span(description)))), plan);
+  std::string damage;
   const auto opened = [&](std::string_view how) -> std::optional<KeptOrder> {
-    auto order = open_order(files, description);
-    if (!order) return std::nullopt;
-    return KeptOrder{std::move(*order), format("; order {} {}-*.npy", how, files.prefix.string())};
+    try {
+      auto order = open_order(files, description);
+      if (!order) return std::nullopt;
+      const std::string warning = damage.empty() ? "" : format("data.cache_dir: {}: the order is made anew", damage);
+      return KeptOrder{std::move(*order), format("; order {} {}-*.npy", how, files.prefix.string()), warning};
+    } catch (const Damage& found) {
+      damage = found.what;
+      return std::nullopt;
+    }
+  };
+  const auto in_cache = [](const auto& action) {
+    try {
+      return action();
+    } catch (const Error& error) {
+      throw error.in("data.cache_dir");
+    }
   };
   constexpr std::string_view kRead = "read from";
-  if (auto kept = opened(kRead)) return std::move(*kept);
-  const Descriptor lock = take_lock(files.lock);
-  if (auto kept = opened(kRead)) return std::move(*kept);  // built by another while this one waited
+  if (auto kept = in_cache([&] { return opened(kRead); })) return std::move(*kept);
+  const FolderLock lock = in_cache([&] { return lock_file(files.lock); });
+  if (auto kept = in_cache([&] { return opened(kRead); })) return std::move(*kept);  // built while this one waited
   OrderArrays arrays = build_order(plan, lengths);
-  publish(files.documents.path, files.documents.header, std::as_bytes(std::span(arrays.document_index)));
-  publish(files.starts.path, files.starts.header, std::as_bytes(std::span(arrays.sample_index)));
-  publish(files.shuffled.path, files.shuffled.header, std::as_bytes(std::span(arrays.shuffle_index)));
-  // Last: no order is taken without it.
-  publish(files.description, description + checksums(in_memory(std::move(arrays))));
-  auto kept = opened("built and kept as");
-  INVAR_CHECK(kept.has_value(), "{} differs from what was written", files.prefix.string());
-  return std::move(*kept);
+  return in_cache([&] {
+    write_order(files, description, std::move(arrays));
+    auto kept = opened("built and kept as");
+    INVAR_CHECK(kept.has_value(), "{} differs from what was written", files.prefix.string());
+    return std::move(*kept);
+  });
 }
 
 }  // namespace invar

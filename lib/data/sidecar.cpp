@@ -1,8 +1,7 @@
 #include "data/sidecar.h"
 
-#include <filesystem>
-
 #include "core/json_object.h"
+#include "core/presence.h"
 #include "core/shown.h"
 
 namespace invar {
@@ -23,10 +22,9 @@ std::optional<int64_t> number_in(const JsonObject& json, const char* name) {
 std::optional<Sidecar> read_sidecar(const std::string& token_file) {
   constexpr int64_t kLargest = 1 << 20;
   const std::string path = token_file + ".json";
-  std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return std::nullopt;
   const JsonRules rules{.fix = "tools/tokenise writes it; remove it if it is of another program",
                         .max_bytes = kLargest};
+  if (!is_there(path, rules.fix)) return std::nullopt;
   const JsonObject json = JsonObject::open(path, rules);
   return Sidecar{path,
                  json.text("dtype", ""),

@@ -22,9 +22,9 @@ struct TokenRequest {
   int64_t sequence_length = 0;
   int64_t vocab_size = 0;
   uint64_t seed = 0;
-  // Samples the whole run (or one evaluation) will consume. Only megatron and blends depend on it: an order is laid out
-  // over as many epochs as this takes, so the same run must always ask for the same number. 0: one pass over megatron's
-  // data.
+  // Samples the whole run (or one evaluation) will consume; 0: one pass over megatron's data. Only megatron and blends
+  // depend on it. Their order is laid out over as many epochs as this takes, so the same run must always ask for the
+  // same number.
   int64_t samples_wanted = 0;
   // No sample twice, so that there may be fewer than are wanted: an evaluation.
   bool once = false;
@@ -41,6 +41,8 @@ class TokenSource {
   int64_t sequence_length() const { return sequence_length_; }
   virtual int64_t samples() const = 0;       // distinct samples
   virtual std::string describe() const = 0;  // one line for the log
+  // What a person should know beside; mostly none.
+  virtual std::vector<std::string> warnings() const { return {}; }
   // The files that it reads, always in one order. Error{kData} if they cannot be read.
   virtual std::vector<InputPrint> inputs() const { return {}; }
 

@@ -189,6 +189,10 @@ void Trainer::describe(Log& log, const MemorySizes& memory) const {
   log.info("memory of rank 0: " + describe_memory(memory));
   log.info("training data: " + train_source_->describe());
   if (!document_warning_.empty()) log.warn(document_warning_);
+  for (const TokenSource* source : {train_source_.get(), validation_source_.get()}) {
+    if (source == nullptr) continue;
+    for (const std::string& warning : source->warnings()) log.warn(warning);  // any rank may have built an order
+  }
   if (validation_source_ != nullptr) {
     const int64_t samples = evaluation_samples(config_, *validation_source_, grid.world());
     log.info(format("validation data: {}; an evaluation reads {} samples{}", validation_source_->describe(), samples,

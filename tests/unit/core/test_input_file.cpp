@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "core/presence.h"
 #include "support/bytes.h"
 #include "support/errors.h"
 #include "support/temporary_folder.h"
@@ -63,4 +64,20 @@ TEST_CASE("a text file is read whole, up to a limit") {
   CHECK(read_text_file(path, 7) == "1234567");
   CHECK(read_text_file(folder.write("empty.txt", ""), 0).empty());
   require_error(ErrorKind::kData, {path + ": 7 bytes, where at most 6"}, [&] { read_text_file(path, 6); });
+}
+
+TEST_CASE("Missing is what does not exist; what cannot be looked at is refused") {
+  const TemporaryFolder folder;
+  folder.write("file", "x");
+  CHECK(is_there(folder / "file"));
+  CHECK(is_there(folder.path()));
+  CHECK_FALSE(is_there(folder / "nothing"));
+  CHECK_FALSE(is_there(folder / "file/below"));
+  CHECK_FALSE(is_there(folder / std::string(300, 'x')));  // no name is so long
+  std::filesystem::create_symlink("loop", folder / "loop");
+  require_error(ErrorKind::kConfig, {"loop: cannot be looked at: Too many levels"}, {"mend it"},
+                [&] { is_there(folder / "loop", "mend it", ErrorKind::kConfig); });
+  std::filesystem::create_symlink("elsewhere", folder / "link");
+  require_error(ErrorKind::kData, {"link: is a link to what is not there"}, {"mend it"},
+                [&] { is_there(folder / "link", "mend it"); });
 }

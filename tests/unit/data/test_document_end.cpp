@@ -3,6 +3,7 @@
 #include "config/document_end.h"
 #include "config/key_table.h"
 #include "config/presets.h"
+#include "data/sidecar.h"
 #include "data_files.h"
 #include "support/catch.h"
 
@@ -171,6 +172,12 @@ TEST_CASE("tokens without an end of document are warned of, wherever they are re
   data.eod_id = 8;
   data.reset_at_eod = false;
   CHECK(warning(tokens, 0, 5000).empty());
+}
+
+TEST_CASE("a token file whose name leaves no room for .json has no sidecar") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write(std::string(248, 'a') + ".bin", bytes_of(text_of(20)));
+  CHECK_FALSE(read_sidecar(path).has_value());
 }
 
 TEST_CASE("a sidecar settles the type of a flat file, and must be of it") {

@@ -13,6 +13,7 @@
 
 #include "data_files.h"
 #include "support/catch.h"
+#include "support/file_size_limit.h"
 
 using namespace invar;
 using namespace invar::test;
@@ -172,8 +173,12 @@ TEST_CASE("damaged files are made anew") {
     write_file(dataset.file(ending), bytes);
     const auto source = make_token_source(dataset.config(), kRequest);
     CHECK(was_built(*source));
+    REQUIRE(source->warnings().size() == 1);
+    CHECK(contains(source->warnings().front(), dataset.file(ending).string()));
     CHECK(samples_of(*source) == expected);
-    CHECK_FALSE(builds(dataset.config()));
+    const auto again = make_token_source(dataset.config(), kRequest);
+    CHECK_FALSE(was_built(*again));
+    CHECK(again->warnings().empty());
   };
   auto endings = kArrays;
   endings.push_back("description.txt");
@@ -192,6 +197,49 @@ TEST_CASE("damaged files are made anew") {
     fs::remove(dataset.file(ending));
     CHECK(builds(dataset.config()));
   }
+}
+
+TEST_CASE("a blend tells of the damaged order of any source") {
+  const Dataset dataset;
+  DataConfig data = dataset.config();
+  data.path = "";
+  data.blend = parse_blend("1 " + (dataset.folder / "corpus").string());
+  (void)make_token_source(data, kRequest);
+  write_file(dataset.file("shuffle_index.npy"), "");
+  const std::vector<std::string> warnings = make_token_source(data, kRequest)->warnings();
+  REQUIRE(warnings.size() == 1);
+  CHECK(contains(warnings.front(), "shuffle_index.npy is damaged: the order is made anew"));
+}
+
+TEST_CASE("a kept order that cannot be read is refused, and not made anew") {
+  const Dataset dataset;
+  REQUIRE(builds(dataset.config()));
+  for (const char* ending : {"shuffle_index.npy", "description.txt"}) {
+    const fs::path file = dataset.file(ending);
+    const std::string good = read_file(file);
+    const auto refused = [&](const std::string& reason) {
+      require_error(ErrorKind::kData, {"data.cache_dir: " + file.string(), reason}, {"readable"},
+                    [&] { make_token_source(dataset.config(), kRequest); });
+    };
+    fs::remove(file);
+    fs::create_symlink(file, file);
+    refused("cannot be looked at: Too many levels of symbolic links");
+    fs::remove(file);
+    fs::create_directory(file);
+    refused("not a regular file");
+    fs::remove(file);
+    write_file(file, good);
+    CHECK_FALSE(builds(dataset.config()));
+  }
+}
+
+TEST_CASE("a full disk under data.cache_dir is a fault of the machine") {
+  const Dataset dataset;
+  dataset.folder.write("corpus.idx", IndexBytes::of(std::vector<int32_t>(10'000, 5), 1, 1).bytes());
+  dataset.folder.write("corpus.bin", std::string(50'000, '\1'));
+  const FileSizeLimit limit(60'000);
+  require_error(ErrorKind::kFault, {"data.cache_dir: ", "sample_index.npy.tmp: cannot be written: File too large"},
+                {"another disk"}, [&] { make_token_source(dataset.config(), kRequest); });
 }
 
 TEST_CASE("a changed value anywhere in a kept order makes it anew, and each rank takes the same") {
@@ -325,10 +373,10 @@ TEST_CASE("a folder that cannot be written is a mistake in data.cache_dir") {
   const Dataset dataset;
   DataConfig data = dataset.config();
   data.cache_dir = (dataset.folder / "corpus.bin").string();
-  require_error(ErrorKind::kConfig, {"data.cache_dir: " + data.cache_dir + " cannot be created"}, {"data.cache_dir"},
-                [&] { make_token_source(data, kRequest); });
+  require_error(ErrorKind::kConfig, {"data.cache_dir: " + data.cache_dir + ": cannot be made"},
+                {"name a folder that is one"}, [&] { make_token_source(data, kRequest); });
   data.cache_dir = "/proc/orders";
-  require_error(ErrorKind::kConfig, {"data.cache_dir: /proc/orders"}, {"may write"},
+  require_error(ErrorKind::kConfig, {"data.cache_dir: /proc/orders"}, {"name a folder"},
                 [&] { make_token_source(data, kRequest); });
   // What is there can be read without a lock.
   REQUIRE(builds(dataset.config()));

@@ -4,7 +4,7 @@
 
 namespace invar {
 
-// What is wrong with the bytes of a file. Who knows the file's name makes an Error of it.
+// What is wrong with a file that is there. Who knows its name, or what to do about it, catches this.
 struct Damage {
   std::string what;
 };
