@@ -70,7 +70,10 @@ CheckpointIndex read_index(const fs::path& folder) {
     throw Error(ErrorKind::kData, format("{}: {} bytes are more than any index has", path.string(), file.size()),
                 kRecopy);
   }
-  std::vector<std::byte> bytes(static_cast<size_t>(file.size()));
+  std::vector<std::byte> bytes(static_cast<size_t>(std::min(file.size(), kIndexHead)));
+  file.read_at(0, std::span(bytes));
+  check_index_head(bytes, path.string());  // before the memory of a file that is something else
+  bytes.resize(static_cast<size_t>(file.size()));
   file.read_at(0, std::span(bytes));
   return decode_index(bytes, path.string());
 }

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::string_view kSignature = "invar checkpoint\n";
 constexpr int64_t kVersion = 2;
-constexpr size_t kHead = kSignature.size() + sizeof(int64_t);
+static_assert(kIndexHead == kSignature.size() + sizeof(int64_t));
+constexpr const char* kRecopy = "copy the checkpoint again, or resume from another one (checkpoint.resume)";
 
 // The fields of every record, once for writing and reading: `io` is given each in turn.
 template <class Record, class T>
@@ -135,22 +136,28 @@ std::vector<std::byte> encode_index(const CheckpointIndex& index) {
   return std::move(writer.bytes());
 }
 
-CheckpointIndex decode_index(std::span<const std::byte> bytes, const std::string& path) {
-  constexpr const char* kRecopy = "copy the checkpoint again, or resume from another one (checkpoint.resume)";
-  uint32_t sum = 0;
-  if (bytes.size() < kHead + sizeof(sum) || std::memcmp(bytes.data(), kSignature.data(), kSignature.size()) != 0) {
+int64_t check_index_head(std::span<const std::byte> bytes, const std::string& path) {
+  if (std::ssize(bytes) < kIndexHead || std::memcmp(bytes.data(), kSignature.data(), kSignature.size()) != 0) {
     fail(path, "not the index of an invar checkpoint", kRecopy);
   }
-  CheckpointIndex index;
-  std::memcpy(&index.version, bytes.data() + kSignature.size(), sizeof(index.version));
-  if (index.version != kVersion) {
-    fail(path, format("format version {}; this invar reads versions 1 and {}", index.version, kVersion),
+  int64_t version = 0;
+  std::memcpy(&version, bytes.data() + kSignature.size(), sizeof(version));
+  if (version != kVersion) {
+    fail(path, format("format version {}; this invar reads versions 1 and {}", version, kVersion),
          "use the invar that wrote it");
   }
+  return version;
+}
+
+CheckpointIndex decode_index(std::span<const std::byte> bytes, const std::string& path) {
+  CheckpointIndex index;
+  index.version = check_index_head(bytes, path);
+  uint32_t sum = 0;
+  if (bytes.size() < kIndexHead + sizeof(sum)) fail(path, "not the index of an invar checkpoint", kRecopy);
   const auto summed = bytes.first(bytes.size() - sizeof(sum));
   std::memcpy(&sum, bytes.data() + summed.size(), sizeof(sum));
   if (crc32(summed) != sum) fail(path, "damaged, its checksum is not the one it was written with", kRecopy);
-  Reader reader(summed.subspan(kHead));
+  Reader reader(summed.subspan(kIndexHead));
   try {
     reader(index);
     if (reader.left() > 0) throw Damage{"has bytes after its end"};

@@ -31,7 +31,7 @@ constexpr const char* kKeepOne = "keep one of the two: remove model.safetensors,
 
 // The shard of each tensor, as the index has it.
 std::map<std::string, std::string> read_index(const fs::path& index_file) {
-  const JsonRules rules{.fix = kDownloadWhole, .missing = kDownloadWhole};
+  const JsonRules rules{.fix = kDownloadWhole, .max_bytes = kLongJson, .missing = kDownloadWhole};
   const JsonObject index = JsonObject::open(index_file.string(), rules);
   index.require({"weight_map"});
   const JsonObject map = index.object("weight_map");

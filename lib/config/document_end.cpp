@@ -27,8 +27,11 @@ constexpr std::array kReleased = {Vocabulary{"qwen3", 151936, 151643, "<|endofte
 // As in tools/tokenise.
 constexpr std::array<std::string_view, 4> kNames = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"};
 
+constexpr const char* kTokenizer = "tokenizer.json";
+
 std::optional<JsonObject> open_if_there(const fs::path& file) {
-  const JsonRules rules{.kind = ErrorKind::kConfig, .fix = "download the file again, or set data.eod_id"};
+  JsonRules rules{.kind = ErrorKind::kConfig, .fix = "download the file again, or set data.eod_id"};
+  if (file.filename() == kTokenizer) rules.max_bytes = kLongJson;
   if (!is_there(file, rules.fix, rules.kind)) return std::nullopt;
   return JsonObject::open(file.string(), rules);
 }
@@ -66,7 +69,7 @@ std::optional<DocumentEnd> model_document_end(const ModelConfig& model) {
     return id ? std::optional(DocumentEnd{*id, path.string()}) : std::nullopt;
   };
   // First what is of this very model, which may have a tokenizer of its own.
-  if (auto told = told_by("tokenizer.json", of_tokenizer)) return told;
+  if (auto told = told_by(kTokenizer, of_tokenizer)) return told;
   for (const Vocabulary& known : kReleased) {
     if (known.family == model.family && known.size == model.vocab_size) {
       return DocumentEnd{known.document_end, format("the vocabulary of {}'s releases ({})", known.family, known.name)};

@@ -18,9 +18,11 @@ using Json = nlohmann::json;
 using Order = std::unordered_map<const Json::object_t*, std::vector<std::string>>;
 
 constexpr size_t kMaxDepth = 64;
-constexpr int kOutOfRange = 406;  // nlohmann's number of "number overflow"
+constexpr int64_t kMaxValues = 4'000'000;  // some take forty times their bytes in memory
+constexpr int kOutOfRange = 406;           // nlohmann's number of "number overflow"
 
-// Builds the value of a text and keeps the rules that the parser has not: few levels, each key once.
+// Builds the value of a text and keeps the rules that the parser has not: few levels, not too many values, each key
+// once.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   Builder(const std::string& text, const std::string& where, const JsonRules& rules, bool count_lines)
@@ -73,6 +75,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   // Ancestors stay where they are: a list grows only when none of its items is open.
   Json* put(Json&& value) {
+    if (++values_ > kMaxValues) refuse(where_, format("more than {} values", kMaxValues), rules_.fix);
     if (levels_.empty()) return &(root_ = std::move(value));
     Level& level = levels_.back();
     if (level.value->is_object()) return &(*level.place = std::move(value));
@@ -120,6 +123,7 @@ class Builder : public nlohmann::json_sax<Json> {
   Json root_;
   Order order_;
   std::vector<Level> levels_;
+  int64_t values_ = 0;
 };
 
 }  // namespace

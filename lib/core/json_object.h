@@ -13,14 +13,20 @@ namespace invar {
 // How a JSON text of somebody else is refused.
 struct JsonRules {
   ErrorKind kind = ErrorKind::kData;
-  std::string fix = {};  // the hint where the form of the text or the type of a field is wrong
-  int64_t max_bytes = 100'000'000;
-  std::string missing = {};  // the hint where a required field is absent
+  std::string fix = {};         // the hint where the form of the text or the type of a field is wrong
+  int64_t max_bytes = 1 << 20;  // of a file
+  std::string missing = {};     // the hint where a required field is absent
 };
 
+// For files that list all tokens or all tensors.
+inline constexpr int64_t kLongJson = 100'000'000;
+
 // Typed access to one object of a JSON text that others wrote. A field that is null counts as absent, as it does for
-// most of transformers. Whatever is wrong throws Error{kind} with the file and the field's full name: bad syntax, more
-// than 64 levels, a key given twice, a number that no double holds, and in the calls below a field of another type.
+// most of transformers.
+//
+// Whatever is wrong throws Error{kind} with the file and the field's full name. Of a text that is bad syntax, a key
+// given twice, and a number that no double holds. It may have 64 levels and four million values, which bounds the
+// memory that a few bytes each can take. In the calls below a field of another type is wrong.
 class JsonObject {
  public:
   // The file must be a regular one that holds an object. Messages about its form name the line.

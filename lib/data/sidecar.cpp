@@ -20,10 +20,8 @@ std::optional<int64_t> number_in(const JsonObject& json, const char* name) {
 }  // namespace
 
 std::optional<Sidecar> read_sidecar(const std::string& token_file) {
-  constexpr int64_t kLargest = 1 << 20;
   const std::string path = token_file + ".json";
-  const JsonRules rules{.fix = "tools/tokenise writes it; remove it if it is of another program",
-                        .max_bytes = kLargest};
+  const JsonRules rules{.fix = "tools/tokenise writes it; remove it if it is of another program"};
   if (!is_there(path, rules.fix)) return std::nullopt;
   const JsonObject json = JsonObject::open(path, rules);
   return Sidecar{path,

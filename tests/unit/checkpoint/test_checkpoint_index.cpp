@@ -1,4 +1,6 @@
 // What an index may say, in either format.
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <functional>
 #include <numeric>
@@ -127,6 +129,18 @@ TEST_CASE("An index that says what cannot be is refused, though its sum is right
     require_error(ErrorKind::kData, {"here/index.bin", one.what},
                   [&] { decode_index(encode_index(index), "here/index.bin"); });
   }
+}
+
+TEST_CASE("A file of gigabytes that is no index takes no memory") {
+  const TemporaryFolder folder;
+  folder.write("index.bin", "something else");
+  fs::resize_file(folder / "index.bin", int64_t{2} << 30);  // without blocks on the disk
+  rusage before{}, after{};
+  ::getrusage(RUSAGE_SELF, &before);
+  require_error(ErrorKind::kData, {"index.bin: not the index of an invar checkpoint"},
+                [&] { read_index(folder.path()); });
+  ::getrusage(RUSAGE_SELF, &after);
+  CHECK(after.ru_maxrss - before.ru_maxrss < 1 << 20);  // KiB
 }
 
 TEST_CASE("Bytes that are cut or changed, with or without a right sum, end in an error or in an index that can be") {

@@ -66,6 +66,16 @@ TEST_CASE("A JSON field of another type is refused with its full name") {
   require_error(ErrorKind::kData, {"a.json: missing in.a, in.b"}, {"add it"}, [&] { in.require({"a", "n", "b"}); });
 }
 
+TEST_CASE("JSON of millions of values is refused before they fill the memory") {
+  const auto list = [](int64_t items) {
+    std::string text = "{\"a\":[0";
+    for (int64_t i = 1; i < items; ++i) text += ",0";
+    return text + "]}";
+  };
+  refuses(list(4'000'000), "a.json: more than 4000000 values");  // with the list and the object
+  CHECK(parse(list(3'999'998)).is_list("a"));
+}
+
 TEST_CASE("JSON of a hundred thousand levels is refused, not followed") {
   for (const std::string part : {"[", "{\"a\":"}) {
     std::string text = "{\"config\":";

@@ -145,6 +145,19 @@ TEST_CASE("a Hugging Face folder tells the end of a document") {
   CHECK(settled(config) == 151645);
 }
 
+TEST_CASE("a tokenizer.json may be large, a config.json not") {
+  const TemporaryFolder folder;
+  Config config = config_for(folder, "");
+  config.model.hf_path = folder.path().string();
+  const std::string filler = R"(", "x": ")" + std::string(40'000'000, 'x') + "\"}";
+  folder.write("tokenizer.json", R"({"added_tokens": [{"id": 6, "content": "<eos>"}], "a": ")" + filler);
+  CHECK(settled(config) == 6);
+  std::filesystem::remove(folder / "tokenizer.json");
+  folder.write("config.json", R"({"eos_token_id": 5, "a": ")" + filler);
+  require_error(ErrorKind::kConfig, {"config.json: 400", "bytes, where at most 1048576 are expected"},
+                [&] { settled(config); });
+}
+
 TEST_CASE("tokens without an end of document are warned of, wherever they are read from first") {
   const TemporaryFolder folder;
   DataConfig data;
