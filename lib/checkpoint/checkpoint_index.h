@@ -114,8 +114,8 @@ std::shared_ptr<const InputFile> open_shard(const std::filesystem::path& folder,
 // Error{kData} if a shard is missing or has another size, or index.h5 is damaged.
 void check_files(const std::filesystem::path& folder, const CheckpointIndex& index);
 
-// Error{kind} that names `path` unless all that the index says fits together: shapes, rectangles that cover each tensor
-// once, tilings with their numbers of sums, places inside the files and apart from each other. Whatever is read by an
+// Error{kind} that names `path` unless all that the index says fits together. Rectangles must cover each tensor once,
+// tilings have as many sums as tiles, and places lie inside the files and apart from each other. Whatever is read by an
 // index that passed stays in bounds.
 void check_index(const CheckpointIndex& index, const std::string& path, ErrorKind kind = ErrorKind::kData);
 

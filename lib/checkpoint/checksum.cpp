@@ -19,8 +19,8 @@ uint32_t plain_crc32(std::span<const std::byte> bytes, uint32_t crc) {
 #if defined(__x86_64__)
 
 // The sum is the remainder of the message, a polynomial over GF(2), by P. So 64 bytes may be replaced by their product
-// with x^512 mod P, added to the 64 bytes that follow, and so on to the last 64: one carry-less product for 8 bytes.
-// P and all remainders have their bits in reverse order, as in zlib.
+// with x^512 mod P, added to the 64 bytes that follow, and so on to the last 64. That takes one carry-less product for
+// 8 bytes. P and all remainders have their bits in reverse order, as in zlib.
 constexpr uint32_t kPolynomial = 0xedb88320;
 
 // x^n mod P, as the second factor of a carry-less product in reverse order, which lacks one place.

@@ -17,7 +17,7 @@ std::recursive_mutex& library() {
 }  // namespace
 
 // A file that could not be flushed (a full disk) stays in the library's table as a dangling entry, which its exit
-// handler would follow; what is open is closed here, so nothing is left for that handler. Errors are thrown, not
+// handler would follow. What is open is closed here, so nothing is left for that handler. Errors are thrown, not
 // printed.
 Lock::Lock() : lock_(library()) {
   [[maybe_unused]] static const bool prepared = H5dont_atexit() >= 0;

@@ -36,9 +36,9 @@ class HfWeights {
 
 // Fills the table's values with the weights of a Hugging Face model: each rank reads the rows that it holds, at any
 // layout. Strict both ways: every parameter must be there once with its shape and with finite values, and every tensor
-// of the files must be a parameter, with these exceptions: an lm_head.weight beside tied embeddings that equals them;
-// what the table calls unused; and the towers. Throws Error{kData} naming file and tensor. On a table of meta tensors
-// it only checks names and shapes. Not collective.
+// of the files must be a parameter. Exceptions are what the table calls unused, the towers, and an lm_head.weight
+// beside tied embeddings that equals them. Throws Error{kData} naming file and tensor. On a table of meta tensors it
+// only checks names and shapes. Not collective.
 void load_hf_weights(const ParameterTable& table, const Stream& stream, const HfWeights& weights);
 
 // SafetensorsReader::read_rows(), which refuses NaN and infinities: Error{kData} with file, tensor and element.

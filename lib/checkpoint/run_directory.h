@@ -54,7 +54,7 @@ class RunDirectory {
   // `latest` names. Later ones are of a run that went on from here before; they stay.
   CleanUp prune(int64_t step, int64_t keep, int64_t keep_every) const;
 
-  // Makes room for a run that begins anew: it moves the checkpoints of an earlier run, and `latest`, into a new folder
+  // Makes room for a run that begins anew. It moves the checkpoints of an earlier run, and `latest`, into a new folder
   // earlier.1, earlier.2 and so on. checkpoint.resume can name that folder. If there are no checkpoints, it only cleans
   // up. System errors throw Error{kFault}.
   CleanUp set_aside() const;

@@ -30,9 +30,9 @@ struct SafetensorsInfo {
 };
 
 // Reads a .safetensors file, or a Hugging Face folder: model.safetensors, or the shards that
-// model.safetensors.index.json names, where the index alone says which shard a tensor is read from.
-// A folder with both must hold the same weights twice: names, dtypes and shapes are compared when it is opened, and
-// bytes when they are read, so that each value that is used is the same in both.
+// model.safetensors.index.json names. Of shards the index alone says which one a tensor is read from.
+// A folder with both must hold the same weights twice. Names, dtypes and shapes are compared when it is opened, and
+// bytes when they are read. So each value that is used is the same in both.
 // Opening costs the headers only. Whatever is wrong with a file throws Error{kData} that names file and tensor; a
 // reader that could be made has sound headers and all shards. Any number of threads may read.
 class SafetensorsReader {

@@ -123,8 +123,8 @@ void StateExtent::for_each_piece(const Rectangle& area, Copy copy) const {
   }
 }
 
-// Calls move(stored, at, units) for the runs of a tensor that is stored transposed, column by column: so many of them
-// from `stored` on are columns of the area from its element `at` on.
+// Calls move(stored, at, units) for the runs of a tensor that is stored transposed, column by column. So many columns
+// of the area, from its element `at` on, lie at `stored`.
 template <class Move>
 void StateExtent::for_each_transposed(const Rectangle& area, Move move) const {
   for (const StateRun& run : runs_) {

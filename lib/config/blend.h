@@ -22,8 +22,8 @@ struct BlendItem {
 };
 
 // The sources among items in Megatron's order: 0.7 a 0.3 b, or paths alone. An item that is a number is a weight and
-// stands before its path. Error{kConfig}, whose message is the reason alone, for items without a path, a weight outside
-// of 1e-12 to 1e12 or without a path, weights for some paths only, an empty path, and more than 32766 sources
+// stands before its path. Error{kConfig}, whose message is the reason alone, for items without a path, an empty path
+// and weights for some paths only. Weights are 1e-12 to 1e12, each with a path, and there are at most 32766 sources
 // (Megatron-LM's limit).
 Blend parse_blend(std::span<const BlendItem> items);
 

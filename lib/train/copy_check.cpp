@@ -66,7 +66,7 @@ void add(std::vector<int64_t>& sums, const std::vector<int64_t>& terms, int64_t 
 }
 
 // "rank 2", "ranks 0, 1, 3", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more"
-std::string list_ranks(const std::vector<size_t>& ranks) {
+std::string list_first_ranks(const std::vector<size_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
   for (size_t i = 0; i < std::min(ranks.size(), kListed); ++i) text += format("{}{}", i == 0 ? " " : ", ", ranks[i]);
   return ranks.size() > kListed ? format("{} and {} more", text, ranks.size() - kListed) : text;
@@ -363,13 +363,14 @@ std::string CopyCheck::describe(const Compared& compared, size_t s) const {
   std::ranges::sort(others);
   const std::string what = name_of(segments_[s]);
   if (compared.kind == Kind::kRounded) {
-    return format("{} on {} is not what its master weights round to", what, list_ranks(others));
+    return format("{} on {} is not what its master weights round to", what, list_first_ranks(others));
   }
   const std::string_view of = compared.kind == Kind::kMasters    ? "the master of "
                               : compared.kind == Kind::kExpAvg   ? "exp_avg of "
                               : compared.kind == Kind::kExpAvgSq ? "exp_avg_sq of "
                                                                  : "";
-  return format("{}{} on {} differs from that on {}", of, what, list_ranks(others), list_ranks(right->second));
+  return format("{}{} on {} differs from that on {}", of, what, list_first_ranks(others),
+                list_first_ranks(right->second));
 }
 
 // With its rows, if there are others.

@@ -60,7 +60,7 @@ std::string repeated(std::string_view text, int times) {
   return all;
 }
 
-// A sound file of an object, in which a number became something else: with which the stack overflowed, an exception of
+// A sound file of an object, in which a number became something else. With these the stack overflowed, an exception of
 // the parser escaped, a wrong value got through, or memory ran out.
 Seeds found_in_json(const std::string& sound, const std::string& key) {
   const size_t at = sound.find(format("\"{}\"", key));
