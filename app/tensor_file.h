@@ -31,6 +31,8 @@ class TensorFile {
   virtual ~TensorFile() = default;
   virtual TensorFileKind kind() const = 0;
   virtual std::vector<std::string> names() const = 0;
+  // What else it holds that is never compared, such as "3 tensors of vision"; empty if nothing.
+  virtual std::string describe_left_out() const { return ""; }
   // The number of elements is checked: it can be held in an int64_t, and the file has bytes for them.
   virtual Info info(const std::string& name) const = 0;
   // Rows of the matrix view into out of exactly that size.
