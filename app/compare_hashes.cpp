@@ -46,8 +46,8 @@ struct Blocks {
   std::vector<int64_t> shape;
 };
 
-// The blocks of a tensor, if the run has a file of them and it is of the state that the tensor's hash is of: an earlier
-// run may have left one.
+// The blocks of a tensor, if the run has a file of them and they give the tensor's hash. An earlier run may have left a
+// file of another state.
 std::optional<Blocks> read_blocks(const fs::path& run, int64_t step, const std::string& kind, const std::string& tensor,
                                   const std::string& hash) {
   const fs::path path = block_hashes_path(run, step);

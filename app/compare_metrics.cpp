@@ -1,6 +1,8 @@
 #include "app/compare_metrics.h"
 
 #include <algorithm>
+#include <cmath>
+
 #include "core/error.h"
 #include "core/json_object.h"
 #include "core/text_lines.h"
@@ -8,7 +10,8 @@
 namespace invar::app {
 namespace {
 
-constexpr const char* kFields[] = {"loss", "grad_norm", "lr", "tokens", "validation_loss"};
+constexpr const char* kLoss = "loss";
+constexpr const char* kFields[] = {kLoss, "grad_norm", "lr", "tokens", "validation_loss"};
 
 std::map<std::string, double> fields_of(const JsonObject& line) {
   std::map<std::string, double> fields;
@@ -34,6 +37,7 @@ FieldDifference compare_field(const MetricsTable& a, const MetricsTable& b, cons
     const std::optional<double> x = value_at(a, step, field), y = value_at(b, step, field);
     if (!x || !y) continue;
     ++found.steps;
+    if (std::isfinite(*x) && std::isfinite(*y)) ++found.finite;
     if (same_bits(*x, *y)) continue;
     const double distance = difference(*x, *y);
     found.max_abs = std::max(found.max_abs, distance);
@@ -52,7 +56,7 @@ FieldDifference compare_field(const MetricsTable& a, const MetricsTable& b, cons
 std::vector<int64_t> steps_only_in(const MetricsTable& a, const MetricsTable& b) {
   std::vector<int64_t> steps;
   for (const auto& [step, line] : a) {
-    if (value_at(a, step, "loss") && !value_at(b, step, "loss")) steps.push_back(step);
+    if (value_at(a, step, kLoss) && !value_at(b, step, kLoss)) steps.push_back(step);
   }
   return steps;
 }
@@ -95,9 +99,14 @@ DigestTable read_digests(const std::filesystem::path& path) {
   return table;
 }
 
+bool MetricsDifference::proves() const {
+  return std::ranges::any_of(fields,
+                             [](const FieldDifference& field) { return field.field == kLoss && field.finite > 0; });
+}
+
 bool MetricsDifference::inside() const {
-  return std::none_of(fields.begin(), fields.end(),
-                      [](const FieldDifference& field) { return field.verdict == Verdict::kOutside; });
+  return proves() &&
+         std::ranges::none_of(fields, [](const FieldDifference& field) { return field.verdict == Verdict::kOutside; });
 }
 
 MetricsDifference compare_metrics(const MetricsTable& a, const MetricsTable& b, const Tolerance& tolerance) {
@@ -106,7 +115,7 @@ MetricsDifference compare_metrics(const MetricsTable& a, const MetricsTable& b, 
     FieldDifference found = compare_field(a, b, field, tolerance);
     if (found.steps > 0) result.fields.push_back(std::move(found));
   }
-  if (result.fields.empty() || result.fields.front().field != kFields[0]) {  // the rest says nothing of the training
+  if (result.fields.empty() || result.fields.front().field != kLoss) {  // the rest says nothing of the training
     throw Error(ErrorKind::kConfig, "A and B have no step with a loss in common",
                 "compare runs that logged the same steps");
   }

@@ -24,6 +24,7 @@ DigestTable read_digests(const std::filesystem::path& path);
 struct FieldDifference {
   std::string field;
   int64_t steps = 0;
+  int64_t finite = 0;  // of them, with numbers in both
   double max_abs = 0;
   double max_relative = 0;  // |a − b| / |b|
   std::optional<int64_t> first_differing;
@@ -36,6 +37,9 @@ struct MetricsDifference {
   std::vector<int64_t> only_a;          // steps with a loss in one file only: told, but no difference
   std::vector<int64_t> only_b;
 
+  // Whether a step has a finite loss in both. Without one nothing of the training is compared.
+  bool proves() const;
+  // Whether it proves something and no field is outside.
   bool inside() const;
 };
 

@@ -132,6 +132,8 @@ std::vector<std::string> describe(const FileDifference& difference, bool all) {
   }
   describe_names(lines, difference.only_a, "A");
   describe_names(lines, difference.only_b, "B");
+  if (!difference.left_out_a.empty()) lines.push_back(format("left out of A: {}", difference.left_out_a));
+  if (!difference.left_out_b.empty()) lines.push_back(format("left out of B: {}", difference.left_out_b));
   if (difference.logits) describe_logits(lines, *difference.logits);
   const auto vacuous = std::count_if(difference.tensors.begin(), difference.tensors.end(),
                                      [](const auto& tensor) { return tensor.is_vacuous(); });
@@ -155,6 +157,7 @@ std::vector<std::string> describe(const MetricsDifference& difference) {
   }
   describe_steps(lines, difference.only_a, "A");
   describe_steps(lines, difference.only_b, "B");
+  if (!difference.proves()) lines.emplace_back("no step has a finite loss in both: nothing is compared");
   return lines;
 }
 

@@ -241,6 +241,8 @@ FileDifference compare_tensors(const TensorFile& a, const TensorFile& b, const T
     throw Error(ErrorKind::kConfig, "A and B have no tensor in common", "compare two files of the same model");
   }
   FileDifference result;
+  result.left_out_a = a.describe_left_out();
+  result.left_out_b = b.describe_left_out();
   if (a.kind() == b.kind()) {
     const auto only = [](const auto& these, const auto& those, auto& out) {
       std::set_difference(these.begin(), these.end(), those.begin(), those.end(), std::back_inserter(out), before);

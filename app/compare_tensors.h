@@ -51,6 +51,8 @@ struct FileDifference {
   std::vector<TensorDifference> tensors;  // of the common names: ids, loss, activations from the first layer on, others
   std::vector<std::string> only_a;        // filled if both files are of one kind
   std::vector<std::string> only_b;
+  std::string left_out_a;  // as TensorFile::describe_left_out()
+  std::string left_out_b;
   std::optional<LogitsDifference> logits;  // if both have them, in one shape
 
   // No tensor is outside, none on one side only, and one at least says something: it is not vacuous.

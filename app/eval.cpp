@@ -41,6 +41,19 @@ void refuse_without_use(const std::vector<std::string>& overrides) {
   }
 }
 
+// A run needs none, an evaluation does: what to pass to it is said, not what to set for the run.
+void check_validation_data(const Config& config, const CheckpointReader& reader) {
+  if (has_validation_data(config)) return;
+  const bool is_megatron = config.data.kind == DataKind::kMegatron;
+  throw Error(
+      ErrorKind::kConfig,
+      format("{}: its run kept no validation data ({})", reader.folder().string(),
+             is_megatron ? format("data.split = \"{}\"", config.data.split) : "data.validation_fraction = 0"),
+      format(
+          "pass {}, which takes the last 5 % of the data that it was trained on, or data.path as well, for other data",
+          is_megatron ? "data.split=\"95, 5, 0\"" : "data.validation_fraction=0.05"));
+}
+
 // The saved config without what only a training run has, so that nothing in it is out of place here.
 Config eval_config(const CheckpointReader& reader, const std::vector<std::string>& overrides, int world_size,
                    std::span<const HostSlot> hosts) {
@@ -59,6 +72,7 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   const bool documents = config.data.reset_at_eod || config.data.eod_mask_loss;
   if (documents && config.data.eod_id < 0) config.data.eod_id = config.model.vocab_size - 1;
   apply_overrides(config, overrides);
+  check_validation_data(config, reader);
   if (config.numerics.reduction == Reduction::kFast) config.numerics = {config.numerics.precision, Reduction::kFast};
   if (config.numerics.reduction == Reduction::kInvariant) {  // as few as fit: an evaluation sums exactly
     const ParallelConfig& parallel = config.parallel;

@@ -11,6 +11,7 @@
 #include "config/units.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "data/document_end.h"
 #include "models/model_flops.h"
 #include "train/train_state.h"
 
@@ -41,6 +42,7 @@ void print_summary(const Config& config, const Topology& grid) {
   print_line(format("micro-steps       {} of {} sequences a rank", grid.describe_micro_steps(batch, micro_batch),
                     micro_batch));
   print_line(format("tokens in all     {} in {} steps", grouped(batch * s * config.train.steps), config.train.steps));
+  if (config.data.eod_id >= 0) print_line(format("documents end     with token {} (data.eod_id)", config.data.eod_id));
   if (!checkpoint_dir(config).empty()) {
     const int64_t bytes = 4 * (3 * counts.trained + counts.constant);  // fp32 masters and two moments
     const bool copied = config.checkpoint.async || planned_device(config) == DeviceType::kCuda;
@@ -133,8 +135,9 @@ void print_traffic(const Config& config, const Topology& grid, int world_rank, c
 }
 
 void print_plan(const PlanArguments& arguments, std::span<const HostSlot> hosts) {
-  const Config given = load_config(arguments.config, arguments.overrides);
+  Config given = load_config(arguments.config, arguments.overrides);
   validate(given, arguments.world, hosts);
+  settle_eod_id(given);
   const ReplicaPlan plan = plan_replicas(given, arguments.world, hosts);
   Config config = given;
   config.train.global_batch_size = plan.batch();

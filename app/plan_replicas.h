@@ -8,8 +8,8 @@
 
 namespace invar::app {
 
-// The part of `invar plan` on replicas that are not a whole grid, or on idle ranks: who does what on which units, and
-// what is left out. `hosts`: empty if they are not known.
+// The part of `invar plan` on replicas that are not a whole grid, or on idle ranks. It says who does what on which
+// units, and what is left out. `hosts`: empty if they are not known.
 void print_replicas(const Config& config, const ReplicaPlan& plan, std::span<const HostSlot> hosts);
 
 // What the plan costs beside the whole grid, and beside leaving damaged replicas out: modelled time, memory and bytes.

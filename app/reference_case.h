@@ -18,8 +18,8 @@ namespace invar::app {
 // A folder that tools/make_reference.py wrote: a tiny model, tokens, and what independent code in float64 computed.
 class ReferenceCase {
  public:
-  // Error{kData} for a file that is not as make_reference.py writes it: a token outside the vocabulary, a result of
-  // another shape or type than the model's, a noise that is no number;
+  // Error{kData} for a file that is not as make_reference.py writes it. Such are a token outside the vocabulary, a
+  // result of another shape or type than the model's, and a noise that is no number.
   // Error{kConfig} for a model that invar does not have.
   explicit ReferenceCase(const std::filesystem::path& folder);
 

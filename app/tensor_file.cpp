@@ -68,6 +68,8 @@ class SafetensorsFile : public TensorFile {
     return names;
   }
 
+  std::string describe_left_out() const override { return weights_.describe_left_out(); }
+
   Info info(const std::string& name) const override {
     const SafetensorsInfo& info = reader_.info(is_ids(name) ? "tokens" : in_file_.at(name));
     if (is_ids(name)) return {info.dtype, true, {info.shape[1], info.shape[2] - 1}};

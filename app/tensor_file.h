@@ -31,6 +31,8 @@ class TensorFile {
   virtual ~TensorFile() = default;
   virtual TensorFileKind kind() const = 0;
   virtual std::vector<std::string> names() const = 0;
+  // What else it holds that is never compared, such as "3 tensors of vision"; empty if nothing.
+  virtual std::string describe_left_out() const { return ""; }
   // The number of elements is checked: it can be held in an int64_t, and the file has bytes for them.
   virtual Info info(const std::string& name) const = 0;
   // Rows of the matrix view into out of exactly that size.
@@ -41,9 +43,9 @@ class TensorFile {
 std::unique_ptr<TensorFile> open_dump(const std::filesystem::path& path);
 
 // A safetensors file or a Hugging Face folder. The expected.safetensors of a reference case holds the tokens of all its
-// steps, (steps, B, S + 1); they are shown as a dump has them, tokens and labels (B, S), of the step that its
-// activations and gradients are of, the first. Tensors of a multimodal model have the names of its text model, and
-// those of other modalities are left out. F64 is read as F32.
+// steps, (steps, B, S + 1). They are shown as a dump has them: tokens and labels (B, S), of the first step, as its
+// activations and gradients are. Tensors of a multimodal model have the names of its text model, and those of other
+// modalities are left out. F64 is read as F32.
 std::unique_ptr<TensorFile> open_safetensors(const std::filesystem::path& path);
 
 }  // namespace invar::app

@@ -203,6 +203,7 @@ struct Config {
   CommConfig comm;
 
   // For messages: where each given key came from, "qwen3.yaml:12" or "argument train.steps=5"; by "" the file itself.
+  // By "model" the config.json of model.hf_path, where the keys of this section come from that were not given.
   std::map<std::string, std::string> origin;
 
   bool operator==(const Config&) const = default;

@@ -36,12 +36,13 @@ const Key& key_of(std::string_view name) {
 void refuse(const Config& config, std::initializer_list<std::string_view> keys, const std::string& message,
             const std::string& hint) {
   std::string place;
-  for (std::string_view key : keys) {
-    const auto origin = config.origin.find(std::string(key));
+  const auto look_at = [&](std::string_view name) {
+    const auto origin = config.origin.find(std::string(name));
     if (place.empty() && origin != config.origin.end()) place = origin->second + ": ";
-  }
-  const auto file = config.origin.find("");
-  if (place.empty() && file != config.origin.end()) place = file->second + ": ";
+  };
+  for (const std::string_view key : keys) look_at(key);
+  for (const std::string_view key : keys) look_at(key.substr(0, key.find('.')));
+  look_at("");
   constexpr size_t kLongest = 2000;  // values in it may be of any length
   throw Error(ErrorKind::kConfig, shown(place + message, kLongest), shown(hint, kLongest));
 }

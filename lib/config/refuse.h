@@ -11,8 +11,8 @@
 
 namespace invar {
 
-// The vocabulary of validation. Each throws Error{kConfig}; the message begins with the place of the first of the
-// named keys that was given, or with the name of the file if none was.
+// The vocabulary of validation. Each throws Error{kConfig}. The message begins with the place of the first of the named
+// keys that was given; if none was, with the file that their section comes from, or else with the config file.
 
 [[noreturn]] void refuse(const Config& config, std::initializer_list<std::string_view> keys, const std::string& message,
                          const std::string& hint);

@@ -198,10 +198,9 @@ void check_data_source(const Config& config) {
 }
 
 void check_evaluation(const Config& config) {
-  const bool is_megatron = config.data.kind == DataKind::kMegatron;
-  const bool has_validation = is_megatron ? split_weights(config)[1] > 0 : config.data.validation_fraction > 0;
-  if (config.train.eval_every == 0 || has_validation || config.data.kind == DataKind::kMock) return;
-  if (is_megatron) {
+  const bool has_validation = has_validation_data(config);  // also where none is asked for: data.split is judged
+  if (config.train.eval_every == 0 || has_validation) return;
+  if (config.data.kind == DataKind::kMegatron) {
     refuse(config, {"train.eval_every", "data.split"},
            format("train.eval_every = {} needs validation data, but data.split = \"{}\" keeps none",
                   config.train.eval_every, config.data.split),
@@ -282,6 +281,12 @@ void check_comm(const Config& config) {
 }
 
 }  // namespace
+
+bool has_validation_data(const Config& config) {
+  const bool is_megatron = config.data.kind == DataKind::kMegatron;
+  return is_megatron ? split_weights(config)[1] > 0
+                     : config.data.kind == DataKind::kMock || config.data.validation_fraction > 0;
+}
 
 void validate(const Config& config, int launched, std::span<const HostSlot> hosts) {
   INVAR_CHECK(launched > 0, "world size {}", launched);

@@ -22,6 +22,9 @@ inline constexpr int64_t kMostTokensInAll = int64_t{1} << 62;
 // Not judged here: whether the build has CUDA (the device layer knows), and what is inside files.
 void validate(const Config& config, int launched, std::span<const HostSlot> hosts = {});
 
+// Whether the data has samples that are kept for evaluations. Error{kConfig} for a data.split that is none.
+bool has_validation_data(const Config& config);
+
 // Tensor-parallel degrees at which this model can be cut with these numerics, ascending. Equal runs of units; with
 // `uneven`, any runs.
 std::vector<int> fitting_tensor_degrees(const Config& config, bool uneven);

@@ -363,11 +363,7 @@ Config load_config_text(const std::string& text, const std::string& name, std::s
   Config config;
   config.origin[""] = name;
   config.model = base_model(given);
-  if (!config.model.hf_path.empty()) {
-    for (const Key& key : key_table()) {
-      if (key.section == "model") config.origin[key.full_name()] = config.model.hf_path + "/config.json";
-    }
-  }
+  if (!config.model.hf_path.empty()) config.origin["model"] = config.model.hf_path + "/config.json";
   apply_all(assignments, config);
   return config;
 }

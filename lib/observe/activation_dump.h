@@ -9,8 +9,7 @@
 namespace invar {
 
 // Receives activations for parity tools. A layer that has one asks wants() with the tensor's name, and hands over the
-// rows of the flat token dim that this rank holds: local is (t, ...), in host memory, and its first row is token
-// first_row.
+// rows of the flat token dim that this rank holds. local is (t, ...), in host memory; its first row is token first_row.
 class TensorSink {
  public:
   virtual ~TensorSink() = default;

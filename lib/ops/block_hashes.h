@@ -24,16 +24,16 @@ constexpr uint64_t hash_term(int64_t logical_index, uint32_t bits) {
 
 namespace ops {
 
-// Rows of a tensor's storage. index: of these in the logical tensor, or in several that lie one after another, each
-// from the beginning of a block on; row_stride is block, so that the rows of a block of columns follow each other.
+// Rows of a tensor's storage. index: of these in the logical tensor, or in several that lie one after another. Each of
+// those begins where a block does. row_stride is block, so that the rows of a block of columns follow each other.
 struct HashedRows {
   Range rows;
   LogicalIndex index;
 };
 
-// Adds the terms of these rows of values (rows, cols) to the hashes of the blocks they lie in: i64 (blocks), sums
-// modulo 2⁶⁴, which do not depend on the order. values are f32, or bf16 and hashed as the fp32 of the same value;
-// rounded kBF16: f32 ones are hashed as what they round to, as weights are in a working copy.
+// Adds the terms of these rows of values (rows, cols) to the hashes of the blocks they lie in, i64 (blocks). These are
+// sums modulo 2⁶⁴, which do not depend on the order. values are f32, or bf16 and hashed as the fp32 of the same value.
+// With rounded kBF16, f32 values are hashed as what they round to, as weights are in a working copy.
 void add_block_hashes(const Stream& stream, const Tensor& values, std::span<const HashedRows> runs,
                       const Tensor& blocks, DType rounded = DType::kF32);
 

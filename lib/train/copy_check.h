@@ -11,7 +11,8 @@ namespace invar {
 
 // Whether ranks that hold the same rows of a tensor hold the same bits. Compared are, by hashes:
 //   values                 the working weights, as the passes of every step have read them, among all ranks with a copy
-//   values and masters     in bf16, on the rank that owns a row: its working weight is its master, rounded
+//   values and masters     in bf16, as the last step's passes have read them, on the rank that owns a row: a working
+//                          weight is its master, rounded
 //   masters and moments    among the tensor-parallel ranks that each update a copy of their own
 // All of these are equal in fast numerics too: reductions give every rank the same bits, and where sums of copies could
 // be in different orders (more than two data ranks over NCCL) GradientSync makes their gradients equal. Gradients are
@@ -26,6 +27,9 @@ class CopyCheck {
 
   // Takes in the values as they are, while no micro-batch runs. All ranks do it at the same points of a run.
   void look();
+  // Right after look(), at the steps that are compared: takes in whether the values that this rank owns are what their
+  // masters round to. Two more passes over them in bf16, none in fp32.
+  void look_at_masters();
   // Compares what was taken in since the last call, and masters and moments as they are after this many steps.
   // Error{kFault}, on every rank, names tensors and ranks. Collective over the world.
   void compare(int64_t step);

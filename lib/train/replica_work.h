@@ -9,8 +9,8 @@
 
 namespace invar {
 
-// How long each replica works in a step, of replicas that share the batch unequally: from the start of its first
-// micro-batch to the end of the backward pass of its last one, of the rank that takes longest. Waiting for ranks of the
+// How long each replica works in a step, of replicas that share the batch unequally. This is the time from the start of
+// its first micro-batch to the end of its last backward pass, on the rank that takes longest. Waiting for ranks of the
 // same replica is part of it; sums over replicas and new values of the step before are not (StepHooks::work).
 class ReplicaWork {
  public:
@@ -31,8 +31,8 @@ class ReplicaWork {
   // By the medians over the last timed steps as of the last gather(), the same on all ranks. Nothing before there is
   // one.
   std::optional<MeasuredSpeeds> speeds() const;
-  // The same if they are far from the shares of the batch: at the soonest after kFirstNews timed steps, and once told
-  // after twice as many as then, so that a long run is not filled with it.
+  // The same if they are far from the shares of the batch, at the soonest after kFirstNews timed steps. Once told, they
+  // are news again after twice as many steps, so that a long run is not filled with them.
   std::optional<MeasuredSpeeds> news() const;
   void told() { next_news_ = 2 * steps_; }
 

@@ -25,7 +25,7 @@ struct Progress {
 // The checkpoints of a run: which one it starts from, and those that it saves.
 class RunCheckpoints {
  public:
-  // Finds what checkpoint.resume means, opens it, and judges the config by it: Error{kData} if it cannot be used,
+  // Finds what checkpoint.resume means, opens it, and judges the config by it. Error{kData} if it cannot be used;
   // Error{kConfig} if the model, the precision or the contract of invariant numerics changed. Not collective.
   RunCheckpoints(const Config& config, const ProcessGroups& groups, const Stream& stream);
 

@@ -27,10 +27,10 @@ class StepHash {
   StateHash hash_;
 };
 
-// Writes block_hashes_path(), in place of an earlier one:
+// Writes block_hashes_path(), in place of an earlier one. By it `invar compare` names the first block that differs.
+// The file has the attribute step and these tensors:
 //   KIND/NAME   i64 (blocks), the hashes of the tensor's blocks as two's complement
 //   shape/NAME  i64 (dims), of the tensors of kind weights
-// and the attribute step. For `invar compare`, which names the first block that differs.
 void write_block_hashes(const std::filesystem::path& run_directory, int64_t step, const StateHash& hash);
 
 }  // namespace invar

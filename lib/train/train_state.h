@@ -63,8 +63,7 @@ class TrainState {
   void load(const CheckpointReader& reader);
 
   // The masters and moments that this rank owns, for a checkpoint. With kOne the runs of all ranks together hold every
-  // element once, copies on several ranks being shared out among them; with kAll they are all that a rank must be
-  // given.
+  // element once: copies on several ranks are shared out among them. With kAll they are all that a rank must be given.
   enum class Copies { kAll, kOne };
   StatePart own_part(Copies copies) const;
 
@@ -121,9 +120,9 @@ class TrainState {
   Tensor document_starts_;  // undefined without data.reset_at_eod
 };
 
-// The grid of the ranks that train. Of replicas of one width it is uniform, unless their tensor ranks are so unequal
-// that the owners of copies of a row, each of which adds its terms in an order of its own, would let them drift apart:
-// then a row has one owner, as among replicas of unequal widths. config: with the plan's batch. Not collective.
+// The grid of the ranks that train, uniform for replicas of one width, with one exception. If their tensor ranks are
+// very unequal, the owners of a row's copies would add its terms in different orders, and the copies would drift apart.
+// Then a row has one owner, as among replicas of unequal widths. config: with the plan's batch. Not collective.
 Topology training_topology(const Config& config, const ReplicaPlan& plan);
 
 // What a rank needs on a device of the given kind, found by running one step of the real code on meta tensors.

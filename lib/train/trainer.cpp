@@ -328,7 +328,9 @@ std::string Trainer::train_step(TrainState& state, const DataStream& data, Outpu
   hooks.gradients_complete = [&](const StepResult& complete) {
     if (dump) output.log.info("dumped to " + dump->write(state, batches, complete, step + 1).string());
     if (hash) hash->gradients();
-    if (config_.log.hash_every > 0 && std::isfinite(complete.grad_norm)) output.copies->look();
+    if (config_.log.hash_every == 0 || !std::isfinite(complete.grad_norm)) return;
+    output.copies->look();
+    if (hash) output.copies->look_at_masters();
   };
   if (work_ != nullptr) hooks.work = work_->next_timer();
   const bool profiled = step + 1 == config_.log.profile_step;

@@ -149,6 +149,18 @@ class NoTokens(test_checkpoints.CheckpointTest):
                 self.assertNotIn("perplexity", text)
                 self.succeed("compare", self.export(self.checkpoint(run, 10)), self.export(self.checkpoint(run, 1)), "--exact")
 
+    def test_an_evaluation_without_validation_data_says_what_to_pass(self):
+        write_tokens(self.folder / "tokens.bin", [i % 200 for i in range(64 * SEQUENCE)])
+        self.config(data=TOKENS, train={"steps": 1}, checkpoint={"every": 1})
+        self.train("run")
+        outcome = self.fail_with(test_checkpoints.USAGE, "run/checkpoints/step_00000001: its run kept no validation data",
+                                 "pass data.validation_fraction=0.05", arguments=["eval", "run"], ranks=2)
+        self.assertNotIn("eval_every", outcome.stderr)
+        self.assertIn("validation loss", self.succeed("eval", "run", "data.validation_fraction=0.05").stdout)
+        self.fail_with(test_checkpoints.USAGE, 'its run kept no validation data (data.split = "1")',
+                       'pass data.split="95, 5, 0"', arguments=["eval", "run", "data.kind=megatron", 'data.split="1"',
+                                                                'data.token_dtype=""'])
+
     def test_an_evaluation_without_counted_tokens_says_so(self):
         self.masked({}, [10 + i * i % 200 for i in range(32 * SEQUENCE)] + [self.EOD] * (32 * SEQUENCE), steps=4)
         outcome = self.succeed("train", "run.yaml", "log.dir=run", ranks=2)

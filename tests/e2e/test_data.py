@@ -210,15 +210,20 @@ class DocumentEnds(JobTest):
         outcome, eod_id = self.train_on("auto", ranks=2)
         self.assertEqual(eod_id, str(self.END))
         self.assertNotIn("no document ends", outcome.stdout + outcome.stderr)
+        planned = self.succeed("plan", "run.yaml", "--world", 2, "data.reset_at_eod=true").stdout
+        self.assertIn(f"documents end     with token {self.END} (data.eod_id)\n", planned)
+        self.assertNotIn("documents end", self.succeed("plan", "run.yaml", "--world", 2).stdout)
         self.train_on("explicit", f"data.eod_id={self.END}", ranks=2)
         self.assertEqual(series(self.folder / "auto", "loss"), series(self.folder / "explicit", "loss"))
         self.assertNotEqual(self.train("without", ranks=2), series(self.folder / "auto", "loss"))
-        self.fail_with(USAGE, "data.eod_id = 3, but d.bin.json says that documents end with token 7",
-                       arguments=["train", "run.yaml", "data.reset_at_eod=true", "data.eod_id=3"], ranks=2)
+        for command, ranks in ((["train", "run.yaml"], 2), (["plan", "run.yaml", "--world", 2], None)):
+            self.fail_with(USAGE, "data.eod_id = 3, but d.bin.json says that documents end with token 7",
+                           arguments=[*command, "data.reset_at_eod=true", "data.eod_id=3"], ranks=ranks)
 
     def test_nobody_tells(self):
-        self.fail_with(USAGE, "data.eod_mask_loss needs data.eod_id", "tools/tokenise",
-                       arguments=["train", "run.yaml", "data.eod_mask_loss=true"], ranks=2)
+        for command, ranks in ((["train", "run.yaml"], 2), (["plan", "run.yaml", "--world", 2], None)):
+            self.fail_with(USAGE, "data.eod_mask_loss needs data.eod_id", "tools/tokenise",
+                           arguments=[*command, "data.eod_mask_loss=true"], ranks=ranks)
 
     def test_no_document_ends(self):
         for ranks in (None, 2):

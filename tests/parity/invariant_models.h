@@ -188,6 +188,7 @@ inline HashedRun train_hashed(Config config, const Layout& layout, const Prepare
       hooks.gradients_complete = [&](const StepResult& complete) {
         hash.gradients();
         if (copies) copies->look();
+        if (copies) copies->look_at_masters();
         if (!dump) return;
         const std::filesystem::path path = dump->write(rank.state, batches, complete, step + 1);
         if (world.rank() == 0) run.dump = hash_dump(path);

@@ -93,7 +93,9 @@ inline Trajectory train(Config config, const Layout& layout, const std::function
       StepHooks hooks;
       hooks.gradients_complete = [&](const StepResult&) {
         if (step == 0) gradients = collect_gradients(run.state, groups);
-        if (copies) copies->look();
+        if (!copies) return;
+        copies->look();
+        copies->look_at_masters();
       };
       const StepResult result = run.train(step, hooks);
       if (copies) copies->compare(step + 1);

@@ -83,7 +83,6 @@ TEST_CASE("Tokens must be equal, and a null is NaN") {
   CHECK(compare_metrics(tokens(1'000'000), tokens(1'000'000), {}).inside());
   CHECK_FALSE(compare_metrics(tokens(1'000'000), tokens(1'000'001), {}).inside());
   const MetricsTable null = table_of("{\"step\":1,\"loss\":null}\n");
-  CHECK(compare_metrics(null, null, {}).inside());
   CHECK_FALSE(compare_metrics(null, table_of(line(1, 1)), {}).inside());
   CHECK_FALSE(compare_metrics(table_of(line(1, 1)), null, {}).inside());
 }
@@ -120,6 +119,17 @@ TEST_CASE("Metrics without a loss in common prove nothing") {
   const auto rates = [] { return table_of("{\"step\":1,\"lr\":0.5,\"tokens\":8}\n"); };
   require_error(ErrorKind::kConfig, {"no step with a loss in common"}, [&] { compare_metrics(rates(), rates(), {}); });
   require_error(ErrorKind::kConfig, {"no step with a loss in common"}, [] { compare_metrics({}, {}, {}); });
+}
+
+TEST_CASE("Metrics without a finite loss prove nothing; steps left out beside such a loss are equal") {
+  const std::string left_out = "{\"step\":1,\"loss\":null,\"lr\":0.5}\n";
+  const MetricsTable none = table_of(left_out), some = table_of(left_out + line(2, 1));
+  for (const Tolerance& tolerance : {Tolerance{}, Tolerance{0, 0, true}}) {
+    const MetricsDifference found = compare_metrics(none, none, tolerance);
+    CHECK_FALSE(found.inside());
+    CHECK(describe(found).back() == "no step has a finite loss in both: nothing is compared");
+    CHECK(compare_metrics(some, some, tolerance).inside());
+  }
 }
 
 TEST_CASE("Hashes that are none are refused by file and line") {

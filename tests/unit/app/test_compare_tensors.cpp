@@ -48,6 +48,10 @@ TensorDifference compare_values(const Values& a, const Values& b, const Toleranc
 
 constexpr Tolerance kExact{0, 0, true};
 
+int64_t lines_with(const std::vector<std::string>& lines, const std::string& text) {
+  return std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return contains(line, text); });
+}
+
 std::vector<std::string> names_of(const FileDifference& difference) {
   std::vector<std::string> names;
   for (const TensorDifference& tensor : difference.tensors) names.push_back(tensor.name);
@@ -322,9 +326,6 @@ TEST_CASE("Of gradients the worst ten and all that are outside are listed") {
   }
   a.push_back({"hidden.0", {1}, {1}});
   b.push_back({"hidden.0", {1}, {1}});
-  const auto lines_with = [](const std::vector<std::string>& lines, const std::string& text) {
-    return std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return contains(line, text); });
-  };
   FileDifference found = compare(a, b);
   const auto lines = describe(found, false);
   CHECK(lines_with(lines, "grad.w") == 10);
@@ -357,6 +358,8 @@ TEST_CASE("Weights of a multimodal release beside those of the text model alone"
   const FileDifference found = compare_tensors(*released, *exported, kExact);
   CHECK(names_of(found) == std::vector<std::string>{"model.norm.weight"});
   CHECK(found.inside());
+  CHECK(lines_with(describe(found, false), "left out of A: 1 tensors of audio and 1 tensors of vision") == 1);
+  CHECK(lines_with(describe(found, false), "left out") == 1);
   const auto more = write("c.safetensors", DType::kF32, {"model.norm.weight", "model.smell_tower.z"});
   CHECK(compare_tensors(*released, *more, kExact).only_b == std::vector<std::string>{"model.smell_tower.z"});
 }

@@ -2,6 +2,7 @@
 
 #include "config/field.h"
 #include "config/key_table.h"
+#include "config/validation.h"
 #include "load_text.h"
 #include "support/errors.h"
 
@@ -164,6 +165,25 @@ TEST_CASE("hf_path stands where a preset stands") {
           {"keep one"});
   refuses("train: {steps: 1}\nmodel: {hf_path: /nowhere}\n",
           {"c.yaml:2: /nowhere/config.json: cannot be opened: No such file"}, {"Hugging Face model"});
+}
+
+TEST_CASE("a key that was given beside hf_path is named where it stands, others in config.json") {
+  const TemporaryFolder folder;
+  const std::string model = folder.path().string() + "/m";
+  const auto refused = [&](int heads, const std::string& line, const std::vector<std::string>& arguments,
+                           const std::string& message) {
+    folder.write("m/config.json", format(R"({{"model_type": "qwen3", "vocab_size": 250, "hidden_size": 48,
+        "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": {}, "num_key_value_heads": 4,
+        "head_dim": 16, "rope_theta": 5e6}})",
+                                         heads));
+    const std::string text = "train: {steps: 9, sequence_length: 8}\nmodel:\n  hf_path: " + model + "\n" + line + "\n";
+    INFO(text);
+    require_error(ErrorKind::kConfig, {message}, {"use 1, 2"}, [&] { validate(load_text(text, arguments), 1); });
+  };
+  const std::string rule = "model.num_key_value_heads = 4 does not divide model.num_attention_heads = 6";
+  refused(8, "  num_attention_heads: 6", {}, "c.yaml:4: " + rule);
+  refused(8, "", {"model.num_attention_heads=6"}, "argument model.num_attention_heads=6: " + rule);
+  refused(6, "", {}, model + "/config.json: " + rule);
 }
 
 TEST_CASE("preset and hf_path set the family") {

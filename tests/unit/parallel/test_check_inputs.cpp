@@ -34,7 +34,6 @@ TEST_CASE("ranks with other inputs are named with the first input that differs")
 }
 
 TEST_CASE("every rank says which rank's size or contents are others") {
-  // Names are of the rank that speaks; here the other one uses the same.
   compare(1, {{"a.bin", 100, 5}, {"a.idx", 44, 6}, {"b.bin", 70, 7}},
           "rank 1 reads another a.idx than rank 0: 44 bytes, where rank 0 has 40 bytes");
   compare(2, {{"a.bin", 100, 5}, {"a.idx", 40, 6}, {"b.bin", 70, 8}},
@@ -43,7 +42,17 @@ TEST_CASE("every rank says which rank's size or contents are others") {
           "rank 1 reads another a.bin than rank 0: other contents of 100 bytes");
 }
 
-TEST_CASE("a rank without one of the files is told, on the ranks that have it by its name") {
+TEST_CASE("inputs of other names are told with both names, of equal contents too") {
+  compare(1, {{"/x/a.bin", 100, 5}, {"/x/c.idx", 40, 6}, {"/x/b.bin", 70, 7}},
+          "rank 1 reads another input than rank 0: /x/c.idx, where rank 0 has a.idx");
+  // One that comes too early is not taken for the one in its place.
+  compare(2, {{"a.bin", 100, 5}, {"b.bin", 70, 7}},
+          "rank 2 reads another input than rank 0: b.bin, where rank 0 has a.idx");
+  compare(0, {{"a.bin", 100, 5}, {"new.idx", 40, 6}, {"b.bin", 70, 7}},
+          "rank 1 reads another input than rank 0: a.idx, where rank 0 has new.idx");
+}
+
+TEST_CASE("a rank without one of the files is told, on all ranks by its name") {
   const std::vector<InputPrint> inputs = {{"a", 1, 5}, {"b", 2, 6}};
   run_thread_ranks(3, [&](Communicator& world) {
     std::string message;
@@ -52,9 +61,10 @@ TEST_CASE("a rank without one of the files is told, on the ranks that have it by
     } catch (const Error& error) {
       message = error.what();
     }
-    CHECK(message == format("rank 2 reads another {} than rank 0: no such file, where rank 0 has 2 bytes",
-                            world.rank() == 2 ? "an input" : "b"));
+    CHECK(message == "rank 2 reads another b than rank 0: no such file, where rank 0 has 2 bytes");
   });
+  compare(0, {{"a.bin", 100, 5}, {"a.idx", 40, 6}},
+          "rank 1 reads another b.bin than rank 0: 70 bytes, where rank 0 has no such file");
 }
 
 TEST_CASE("a print tells sizes, ends and pages of a file apart, and is the same at any path") {
