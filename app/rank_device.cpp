@@ -27,14 +27,15 @@ int device_index(const MpiSession& session) {
 }
 
 // NCCL cannot share a GPU among ranks of a host. ids: of every rank's GPU.
-void refuse_shared_gpu(const std::vector<int64_t>& ids, int world_rank, int index) {
-  const auto first = std::find(ids.begin(), ids.end(), ids[static_cast<size_t>(world_rank)]) - ids.begin();
-  if (first == world_rank) return;
-  throw Error(ErrorKind::kConfig,
-              format("ranks {} and {} both have GPU {} ({}): every rank needs one to itself", first, world_rank, index,
-                     describe_cuda_device(index)),
-              format("start at most {} on this host, or set device: cpu, or, to try a layout, comm.share_gpus: true",
-                     cuda_device_count()));
+void refuse_shared_gpu(const std::vector<int64_t>& ids, const Communicator& world, int index) {
+  const auto first = std::find(ids.begin(), ids.end(), ids[static_cast<size_t>(world.rank())]) - ids.begin();
+  if (first == world.rank()) return;
+  throw Error(
+      ErrorKind::kConfig,
+      format("ranks {} and {} both have GPU {} ({}): every rank needs one to itself",
+             world.job_rank(static_cast<int>(first)), world.job_rank(world.rank()), index, describe_cuda_device(index)),
+      format("start at most {} on this host, or set device: cpu, or, to try a layout, comm.share_gpus: true",
+             cuda_device_count()));
 }
 
 NcclOptions nccl_options(const Config& config, MpiSession& session, std::chrono::milliseconds timeout) {
@@ -79,7 +80,7 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   const bool anywhere = all_reduce_value(world, int64_t{here}, ReduceOp::kMax) == 1;
   together(world, [&] {
     if (here == anywhere) return;
-    throw Error(ErrorKind::kConfig, format("rank {} sees no GPU, but others do", world.rank()),
+    throw Error(ErrorKind::kConfig, format("rank {} sees no GPU, but others do", world.job_rank(world.rank())),
                 "look at nvidia-smi and CUDA_VISIBLE_DEVICES on its host, or set device: cpu");
   });
   if (!here) return {Stream(DeviceType::kCpu, threads), borrowed(world)};
@@ -91,7 +92,7 @@ RankDevice open_device(const Config& config, MpiSession& session, Communicator& 
   RankDevice rank{Stream(DeviceType::kCpu), nullptr};
   rank.shares_gpus = std::set<int64_t>(ids.begin(), ids.end()).size() < ids.size();
   together(world, [&] {
-    if (!config.comm.share_gpus) refuse_shared_gpu(ids, world.rank(), index);
+    if (!config.comm.share_gpus) refuse_shared_gpu(ids, world, index);
     rank.stream = make_cuda_stream(index, threads);
     NcclOptions options = nccl_options(config, session, timeout);
     options.share_gpus = rank.shares_gpus;

@@ -240,7 +240,7 @@ std::string CheckpointSaver::agree(const std::string& mine) {
   if (is_first) std::copy(mine.begin(), mine.end(), letters.begin());
   world_.broadcast(stream_, view_of(letters), static_cast<int>(first));
   const std::string message(letters.begin(), letters.end());
-  return world_.size() == 1 ? message : format("rank {}: {}", first, message);
+  return world_.size() == 1 ? message : format("rank {}: {}", world_.job_rank(static_cast<int>(first)), message);
 }
 
 }  // namespace invar

@@ -38,6 +38,9 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // The rank that the launcher knows a rank of this group by. Messages name ranks so, whatever the group.
+  int job_rank(int rank) const { return job_ranks_.empty() ? rank : job_ranks_[static_cast<size_t>(rank)]; }
+  const std::vector<int>& job_ranks() const { return job_ranks_; }  // empty: the group is the whole job
   // For messages: "world", "tensor", "data".
   const std::string& name() const { return name_; }
   // Whether sums of several elements add in ascending rank order: then a sum depends on its terms alone, not on counts,
@@ -72,12 +75,14 @@ class Communicator {
   virtual void barrier() = 0;
 
  protected:
-  Communicator(int rank, int size, std::string name) : rank_(rank), size_(size), name_(std::move(name)) {}
+  Communicator(int rank, int size, std::string name, std::vector<int> job_ranks = {})
+      : rank_(rank), size_(size), name_(std::move(name)), job_ranks_(std::move(job_ranks)) {}
 
  private:
   int rank_;
   int size_;
   std::string name_;
+  std::vector<int> job_ranks_;
 };
 
 // Host scalars, for counts and norms.

@@ -23,7 +23,7 @@ class DeviceCommunicator : public Communicator {
 
  protected:
   explicit DeviceCommunicator(std::shared_ptr<Communicator> host)
-      : Communicator(host->rank(), host->size(), host->name()), host_(std::move(host)) {}
+      : Communicator(host->rank(), host->size(), host->name(), host->job_ranks()), host_(std::move(host)) {}
   Communicator& host() const { return *host_; }
 
  private:

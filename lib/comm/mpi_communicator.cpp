@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -81,13 +82,31 @@ struct MpiShared {
   std::shared_ptr<MpiWaiting> waiting;
 };
 
+// The ranks in MPI_COMM_WORLD of all ranks of comm.
+std::vector<int> job_ranks_of(MPI_Comm comm) {
+  MPI_Group group = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
+  int size = 1;
+  check_start(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  check_start(MPI_Comm_group(comm, &group), "MPI_Comm_group");
+  check_start(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  std::vector<int> own(static_cast<size_t>(size)), job(own);
+  std::iota(own.begin(), own.end(), 0);
+  check_start(MPI_Group_translate_ranks(group, size, own.data(), world, job.data()), "MPI_Group_translate_ranks");
+  MPI_Group_free(&group);
+  MPI_Group_free(&world);
+  return job;
+}
+
 // Host memory over MPI, which only moves bytes: the order of the terms in its own reductions depends on counts, sizes
 // and library. Here each element of a sum is added on one rank, from the terms of all, in ascending rank order.
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, int rank, int size, std::string name, std::shared_ptr<const MpiShared> shared,
-                  int64_t largest_piece)
-      : Communicator(rank, size, std::move(name)), comm_(comm), shared_(std::move(shared)), piece_(largest_piece) {}
+  MpiCommunicator(MPI_Comm comm, int rank, std::vector<int> job_ranks, std::string name,
+                  std::shared_ptr<const MpiShared> shared, int64_t largest_piece)
+      : Communicator(rank, static_cast<int>(job_ranks.size()), std::move(name), job_ranks),
+        comm_(comm),
+        shared_(std::move(shared)),
+        piece_(largest_piece) {}
   ~MpiCommunicator() override {
     if (may_free()) MPI_Comm_free(&comm_);
   }
@@ -96,15 +115,15 @@ class MpiCommunicator final : public Communicator {
   static std::unique_ptr<Communicator> adopt(MPI_Comm comm, std::string name, std::shared_ptr<const MpiShared> shared,
                                              int64_t largest_piece) {
     int rank = 0;
-    int size = 1;
     check_start(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_start(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
-    check_start(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-    if (size == 1) {
+    std::vector<int> job_ranks = job_ranks_of(comm);
+    if (job_ranks.size() == 1) {
       MPI_Comm_free(&comm);
-      return make_self_communicator(std::move(name));
+      return make_self_communicator(std::move(name), job_ranks.front());
     }
-    return std::make_unique<MpiCommunicator>(comm, rank, size, std::move(name), std::move(shared), largest_piece);
+    return std::make_unique<MpiCommunicator>(comm, rank, std::move(job_ranks), std::move(name), std::move(shared),
+                                             largest_piece);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {

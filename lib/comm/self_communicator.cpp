@@ -9,10 +9,10 @@ namespace {
 
 class SelfCommunicator final : public Communicator {
  public:
-  explicit SelfCommunicator(std::string name) : Communicator(0, 1, std::move(name)) {}
+  SelfCommunicator(std::string name, int job_rank) : Communicator(0, 1, std::move(name), {job_rank}) {}
 
   std::unique_ptr<Communicator> split(int color, int /*key*/, std::string name) override {
-    return color < 0 ? nullptr : make_self_communicator(std::move(name));
+    return color < 0 ? nullptr : make_self_communicator(std::move(name), job_rank(0));
   }
 
   void all_reduce(const Stream&, const Tensor& buffer, ReduceOp) override {
@@ -63,8 +63,8 @@ class SelfCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_self_communicator(std::string name) {
-  return std::make_unique<SelfCommunicator>(std::move(name));
+std::unique_ptr<Communicator> make_self_communicator(std::string name, int job_rank) {
+  return std::make_unique<SelfCommunicator>(std::move(name), job_rank);
 }
 
 }  // namespace invar

@@ -28,14 +28,15 @@ void copy_elements(std::byte* to, const std::byte* from, int64_t count, DType dt
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(int rank, std::shared_ptr<ThreadGroup> group, std::string name)
-      : Communicator(rank, group->size(), std::move(name)), group_(std::move(group)) {}
+  ThreadCommunicator(int rank, std::shared_ptr<ThreadGroup> group, std::string name, std::vector<int> job_ranks = {})
+      : Communicator(rank, group->size(), std::move(name), std::move(job_ranks)), group_(std::move(group)) {}
   ~ThreadCommunicator() override { group_->leave(rank()); }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
-    const ThreadGroup::Seat seat = group_->split(*this, color, key);
+    ThreadGroup::Seat seat = group_->split(*this, color, key);
     if (!seat.group) return nullptr;
-    return std::make_unique<ThreadCommunicator>(seat.rank, seat.group, std::move(name));
+    for (int& member : seat.members) member = job_rank(member);
+    return std::make_unique<ThreadCommunicator>(seat.rank, seat.group, std::move(name), std::move(seat.members));
   }
 
   // Each rank combines one part and writes it into every buffer: nobody else touches that part.

@@ -185,7 +185,9 @@ void ThreadGroup::form_groups() {
     const int color = call_of(*first).color;
     const auto last = std::find_if(first, order.end(), [&](int rank) { return call_of(rank).color != color; });
     const auto group = color < 0 ? nullptr : std::make_shared<ThreadGroup>(static_cast<int>(last - first), job_);
-    for (auto it = first; it != last; ++it) seats_[static_cast<size_t>(*it)] = {group, static_cast<int>(it - first)};
+    for (auto it = first; it != last; ++it) {
+      seats_[static_cast<size_t>(*it)] = {group, static_cast<int>(it - first), {first, last}};
+    }
     first = last;
   }
 }

@@ -69,6 +69,7 @@ class ThreadGroup {
   struct Seat {
     std::shared_ptr<ThreadGroup> group;
     int rank = 0;
+    std::vector<int> members{};  // of the new group, by their ranks in the old one
   };
 
   ThreadGroup(int size, std::shared_ptr<ThreadJob> job);

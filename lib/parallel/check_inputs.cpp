@@ -17,14 +17,14 @@ std::string file_name(const std::string& path) {
 }
 
 // What the rank passes, on every rank. Collective.
-int64_t value_of_rank(Communicator& world, int64_t rank, int64_t own) {
+int64_t value_of_rank(Communicator& world, int rank, int64_t own) {
   return all_reduce_value(world, world.rank() == rank ? own : int64_t{0}, ReduceOp::kSum);
 }
-std::string text_of_rank(Communicator& world, int64_t rank, const std::string& own) {
+std::string text_of_rank(Communicator& world, int rank, const std::string& own) {
   std::string text(static_cast<size_t>(value_of_rank(world, rank, std::ssize(own))), ' ');
   std::vector<int64_t> letters(text.size());
   if (world.rank() == rank) std::ranges::copy(own, letters.begin());
-  if (!letters.empty()) world.broadcast(Stream(DeviceType::kCpu), view_of(letters), static_cast<int>(rank));
+  if (!letters.empty()) world.broadcast(Stream(DeviceType::kCpu), view_of(letters), rank);
   std::ranges::transform(letters, text.begin(), [](int64_t letter) { return static_cast<char>(letter); });
   return text;
 }
@@ -54,11 +54,12 @@ void check_inputs(std::span<const InputPrint> inputs, Communicator& world) {
     return size < 0 ? "no such file" : other_name ? name : format("{} bytes", size);
   };
   const std::string what = other_name ? "input" : at_rank_0 < 0 ? name_there : name_at_rank_0;
+  const int first = world.job_rank(0);
   throw Error(ErrorKind::kData,
-              format("rank {} reads another {} than rank 0: {}", found->rank, what,
-                     there == at_rank_0 && !other_name
-                         ? format("other contents of {} bytes", there)
-                         : format("{}, where rank 0 has {}", told(there, name_there), told(at_rank_0, name_at_rank_0))),
+              format("rank {} reads another {} than rank {}: {}", world.job_rank(found->rank), what, first,
+                     there == at_rank_0 && !other_name ? format("other contents of {} bytes", there)
+                                                       : format("{}, where rank {} has {}", told(there, name_there),
+                                                                first, told(at_rank_0, name_at_rank_0))),
               "give all hosts the same files: copy them again, or use a folder that all hosts share");
 }
 

@@ -49,7 +49,8 @@ std::vector<const Key*> common_keys() {
 
 void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& world) {
   if (const auto found = first_difference({plan.hash()}, world)) {
-    throw Error(ErrorKind::kConfig, format("rank {} plans other replicas than rank 0", found->rank),
+    throw Error(ErrorKind::kConfig,
+                format("rank {} plans other replicas than rank {}", world.job_rank(found->rank), world.job_rank(0)),
                 "give every rank the same config, with the same parallel.nonuniform");
   }
   const std::vector<const Key*> keys = common_keys();
@@ -57,8 +58,10 @@ void check_plan(const Config& config, const ReplicaPlan& plan, Communicator& wor
   for (const Key* key : keys) values.push_back(hash_name(common_value(*key, config)));
   if (const auto found = first_difference(values, world)) {
     const Key& key = *keys[static_cast<size_t>(found->index)];
-    throw Error(ErrorKind::kConfig, format("rank {} has another {} than rank 0", found->rank, key.full_name()),
-                format("give every rank the same config; here {} = {}", key.full_name(), print(key, config)));
+    throw Error(
+        ErrorKind::kConfig,
+        format("rank {} has another {} than rank {}", world.job_rank(found->rank), key.full_name(), world.job_rank(0)),
+        format("give every rank the same config; here {} = {}", key.full_name(), print(key, config)));
   }
 }
 

@@ -15,8 +15,8 @@ std::optional<Difference> first_difference(const std::vector<uint64_t>& values, 
     ++own;
   const int64_t index = all_reduce_value(world, own, ReduceOp::kMin);
   if (index == none) return std::nullopt;
-  return Difference{index,
-                    all_reduce_value(world, int64_t{own == index ? world.rank() : world.size()}, ReduceOp::kMin)};
+  const int64_t rank = all_reduce_value(world, int64_t{own == index ? world.rank() : world.size()}, ReduceOp::kMin);
+  return Difference{index, static_cast<int>(rank)};
 }
 
 }  // namespace invar

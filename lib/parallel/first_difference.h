@@ -11,7 +11,7 @@ namespace invar {
 // Index and rank of the first of `values` in which a rank differs from rank 0.
 struct Difference {
   int64_t index;
-  int64_t rank;
+  int rank;
 };
 
 // The same on every rank; nothing if all ranks have the same values. They must have equally many. Collective.

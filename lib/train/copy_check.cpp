@@ -348,12 +348,14 @@ void CopyCheck::refuse(const std::vector<Compared>& states) const {
                         : "start again"));
 }
 
-// "model.norm.weight on rank 2 differs from that on ranks 0, 1, 3". Collective over the world.
+// "model.norm.weight on rank 2 differs from that on ranks 0, 1, 3", by the ranks of the job. Collective over the world.
 std::string CopyCheck::describe(const Compared& compared, size_t s) const {
   std::map<int64_t, std::vector<size_t>> by_sum;
   const auto all = gather(*groups_.world, {compared.mine[s] ? 1 : 0, compared.sums[s]});
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank][0] != 0) by_sum[all[rank][1]].push_back(rank);
+    if (all[rank][0] != 0) {
+      by_sum[all[rank][1]].push_back(static_cast<size_t>(groups_.world->job_rank(static_cast<int>(rank))));
+    }
   }
   const auto right = compared.kind == Kind::kRounded
                          ? by_sum.try_emplace(0).first

@@ -82,7 +82,8 @@ std::unique_ptr<TrainState> allocate_state(const Config& config, const ProcessGr
   try {
     return std::make_unique<TrainState>(config, groups, stream, memory);
   } catch (const OutOfMemory& error) {
-    throw error.in(format("memory of rank {}, {}", groups.world->rank(), describe_memory(memory)));
+    throw error.in(
+        format("memory of rank {}, {}", groups.world->job_rank(groups.world->rank()), describe_memory(memory)));
   }
 }
 

@@ -25,6 +25,7 @@ struct Flip {
   std::string parameter;
   Place place = Place::kWeight;
   Bit bit = Bit::kLowest;
+  int idle = 0;  // ranks that were launched before the world's and have no part in it
 };
 
 // Of an element in host or device memory.
@@ -82,8 +83,11 @@ inline FlippedRun train_flipped(Config config, const Layout& layout, DeviceType 
   FlippedRun seen;
   std::mutex mutex;
   bool first = true;
-  run_thread_ranks(layout.topology().world(), [&](Communicator& threads) {
-    const std::shared_ptr<Communicator> thread_world(&threads, [](Communicator*) {});
+  const int idle = flip ? flip->idle : 0;
+  run_thread_ranks(idle + layout.topology().world(), [&](Communicator& job) {
+    const std::shared_ptr<Communicator> thread_world = job.split(job.rank() < idle ? -1 : 0, 0, "world");
+    if (thread_world == nullptr) return;
+    Communicator& threads = *thread_world;
     const bool on_gpu = device == DeviceType::kCuda;
     const Stream stream = on_gpu ? make_cuda_stream(0) : Stream(DeviceType::kCpu);
     const std::unique_ptr<Communicator> staged = on_gpu ? make_staged_communicator(thread_world) : nullptr;
@@ -157,6 +161,8 @@ inline void check_flips(DeviceType device) {
       check_found(bf16, {1, false, 4, 3}, device, {rank, norm}, told);
       if (rank == 3) check_found(bf16, {2, true, 2, 3}, device, {rank, norm}, told);
     }
+    check_found(fp32, {1, false, 3, 4}, device, {.rank = 1, .parameter = norm, .idle = 2},
+                norm + " on rank 3 differs from that on ranks 2, 4");
     check_found(fp32, {2, false, 1, 12}, device, {1, norm}, norm + " on rank 1 differs from that on rank 0");
     // KV heads that two of four tensor ranks have, of each data rank; a shard that data ranks have.
     check_found(bf16, {4, false, 2, 3}, device, {5, keys},

@@ -20,12 +20,16 @@ std::vector<int64_t> members_of(Communicator& group, int world_rank) {
   return all;
 }
 
-void expect_members(Findings& findings, const std::string& what, Communicator& group, int world_rank,
+void expect_members(Findings& findings, const std::string& what, Communicator& group, const Communicator& world,
                     const std::vector<int64_t>& expected) {
   findings.expect(group.size() == std::ssize(expected), format("{}: size {}", what, group.size()));
-  const std::vector<int64_t> members = members_of(group, world_rank);
+  const std::vector<int64_t> members = members_of(group, world.rank());
   findings.expect(members == expected, what + ": other members or another order");
-  findings.expect(members[static_cast<size_t>(group.rank())] == world_rank, what + ": not at its own rank");
+  findings.expect(members[static_cast<size_t>(group.rank())] == world.rank(), what + ": not at its own rank");
+  for (int rank = 0; rank < std::min(group.size(), static_cast<int>(expected.size())); ++rank) {
+    const auto known_as = static_cast<int>(expected[static_cast<size_t>(rank)]);
+    findings.expect(group.job_rank(rank) == world.job_rank(known_as), what + ": a rank has another one in the job");
+  }
 }
 
 // Ranks below `size` that keep(rank), in order.
@@ -41,19 +45,19 @@ void split_case(Communicator& world, Findings& findings) {
   const int rank = world.rank();
   const auto parity = world.split(rank % 2, rank, "parity");
   findings.expect(parity->name() == "parity", "name of a group");
-  expect_members(findings, "by parity", *parity, rank,
+  expect_members(findings, "by parity", *parity, world,
                  ranks_where(world.size(), [&](int r) { return r % 2 == rank % 2; }));
 
   std::vector<int64_t> all = ranks_where(world.size(), [](int) { return true; });
   const auto equal_keys = world.split(7, 0, "equal keys");
-  expect_members(findings, "equal keys keep the order", *equal_keys, rank, all);
+  expect_members(findings, "equal keys keep the order", *equal_keys, world, all);
   std::reverse(all.begin(), all.end());
   const auto reversed = world.split(0, -rank, "reversed");
-  expect_members(findings, "reversed keys", *reversed, rank, all);
+  expect_members(findings, "reversed keys", *reversed, world, all);
 
   const auto rest = world.split(rank == 0 ? -1 : 0, rank, "rest");
   findings.expect((rest == nullptr) == (rank == 0), "a negative color gives no group");
-  if (rest) expect_members(findings, "rest", *rest, rank, ranks_where(world.size(), [](int r) { return r > 0; }));
+  if (rest) expect_members(findings, "rest", *rest, world, ranks_where(world.size(), [](int r) { return r > 0; }));
 
   // Groups and their parent in turn, all alive.
   const int64_t parity_sum = all_reduce_value(*parity, int64_t{1}, ReduceOp::kSum);
@@ -71,13 +75,13 @@ void nested_split_case(Communicator& world, Findings& findings) {
   const auto half = world.split(world.rank() / 2, -world.rank(), "half");
   const int64_t first = world.rank() / 2 * 2;
   const bool whole = first + 1 < world.size();
-  expect_members(findings, "half", *half, world.rank(),
+  expect_members(findings, "half", *half, world,
                  whole ? std::vector<int64_t>{first + 1, first} : std::vector<int64_t>{first});
   const auto back = half->split(0, -half->rank(), "back");
-  expect_members(findings, "back", *back, world.rank(),
+  expect_members(findings, "back", *back, world,
                  whole ? std::vector<int64_t>{first, first + 1} : std::vector<int64_t>{first});
   const auto single = back->split(back->rank(), 0, "single");
-  expect_members(findings, "single", *single, world.rank(), {world.rank()});
+  expect_members(findings, "single", *single, world, {world.rank()});
   const auto none = single->split(-1, 0, "none");
   findings.expect(none == nullptr, "a negative color in a group of one");
 }

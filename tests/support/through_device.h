@@ -15,7 +15,7 @@ namespace invar {
 class ThroughDevice final : public Communicator {
  public:
   ThroughDevice(std::unique_ptr<Communicator> inner, Stream stream)
-      : Communicator(inner->rank(), inner->size(), inner->name()),
+      : Communicator(inner->rank(), inner->size(), inner->name(), inner->job_ranks()),
         inner_(std::move(inner)),
         stream_(std::move(stream)) {}
 

@@ -17,7 +17,7 @@ class WrappedCommunicator : public Communicator {
   using Tamper = std::function<std::function<void()>(const Tensor& buffer)>;
 
   explicit WrappedCommunicator(std::unique_ptr<Communicator> inner)
-      : Communicator(inner->rank(), inner->size(), inner->name()), inner_(std::move(inner)) {}
+      : Communicator(inner->rank(), inner->size(), inner->name(), inner->job_ranks()), inner_(std::move(inner)) {}
 
   bool adds_in_rank_order() const override { return inner_->adds_in_rank_order(); }
   void tamper_with_all_reduce(Tamper tamper) { tamper_ = std::move(tamper); }

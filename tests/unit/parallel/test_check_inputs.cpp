@@ -9,10 +9,13 @@ using namespace invar::test;
 
 namespace {
 
-// Three ranks with these inputs, but for one of them.
-void compare(int other, const std::vector<InputPrint>& of_other, const std::string& expected) {
+// Three ranks with these inputs, but for one of them, and one that was launched with them and has no part in it.
+void compare(int other, const std::vector<InputPrint>& of_other, const std::string& expected, int idle = 3) {
   const std::vector<InputPrint> inputs = {{"a.bin", 100, 5}, {"a.idx", 40, 6}, {"b.bin", 70, 7}};
-  run_thread_ranks(3, [&](Communicator& world) {
+  run_thread_ranks(4, [&](Communicator& job) {
+    const auto part = job.split(job.rank() == idle ? -1 : 0, 0, "world");
+    if (part == nullptr) return;
+    Communicator& world = *part;
     std::string message;
     ErrorKind kind = ErrorKind::kData;
     try {
@@ -50,6 +53,12 @@ TEST_CASE("inputs of other names are told with both names, of equal contents too
           "rank 2 reads another input than rank 0: b.bin, where rank 0 has a.idx");
   compare(0, {{"a.bin", 100, 5}, {"new.idx", 40, 6}, {"b.bin", 70, 7}},
           "rank 1 reads another input than rank 0: a.idx, where rank 0 has new.idx");
+}
+
+TEST_CASE("ranks with other inputs are named as they were launched, where an idle one is left out") {
+  const std::vector<InputPrint> others = {{"a.bin", 100, 5}, {"a.idx", 44, 6}, {"b.bin", 70, 7}};
+  compare(2, others, "rank 3 reads another a.idx than rank 0: 44 bytes, where rank 0 has 40 bytes", 1);
+  compare(1, others, "rank 2 reads another a.idx than rank 1: 44 bytes, where rank 1 has 40 bytes", 0);
 }
 
 TEST_CASE("a rank without one of the files is told, on all ranks by its name") {
