@@ -140,15 +140,13 @@ Ending train_together(Config& config, Config given, TrainingRanks& ranks, MpiSes
   const RankDevice device = open_device(config, session, world);
   StopControl stop(config.train, checkpoint_dir(config).empty() ? nullptr : catch_stop_signals());
   std::optional<Log> log;
-  together(world, [&] {
-    log.emplace(world.rank(), config.log.dir);
-    const std::string crowd =
-        too_many_threads(device.stream.threads(), session.local_size(), usable_cores(session.local_cores()));
-    if (session.local_rank() == 0 && !crowd.empty()) log->warn(crowd);
-    if (world.rank() == 0 && device.shares_gpus) {
-      log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
-    }
-  });
+  together(world, [&] { log.emplace(world.rank(), config.log.dir, session.world().rank()); });
+  const std::string crowd =
+      too_many_threads(device.stream.threads(), session.local_size(), usable_cores(session.local_cores()));
+  if (session.local_rank() == 0 && !crowd.empty()) log->warn(crowd);
+  if (world.rank() == 0 && device.shares_gpus) {
+    log->warn("ranks share GPUs: NCCL moves everything as between hosts, and steps are slow");
+  }
   const bool reshares = given.parallel.nonuniform.reshare && ranks.plan().widths.size() > 1;
   std::optional<ReplicaWork> work;
   if (reshares || !ranks.plan().uniform()) work.emplace(given, ranks.plan());

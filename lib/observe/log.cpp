@@ -3,7 +3,6 @@
 #include <chrono>
 #include <ctime>
 #include <mutex>
-#include <optional>
 
 #include "core/error.h"
 #include "core/file_error.h"
@@ -50,17 +49,18 @@ struct Output {
 
 struct Log::Outputs {
   std::mutex mutex;
-  int world_rank = 0;
+  bool is_first = false;  // of the ranks that train
+  int job_rank = 0;
   std::optional<LineFile> file;
   Output to_console, to_file;
 
   std::string put_in_file(const char* level, const std::string& message) {
     if (!file) return "";
     return to_file.attempt(
-        [&] { file->write(format("{} | rank {} | {} | {}", time_stamp(), world_rank, level, message)); });
+        [&] { file->write(format("{} | rank {} | {} | {}", time_stamp(), job_rank, level, message)); });
   }
   std::string put_on_console(const std::string& line) {
-    if (world_rank != 0) return "";
+    if (!is_first) return "";
     return to_console.attempt([&] { write_console(line); });
   }
 
@@ -77,11 +77,13 @@ struct Log::Outputs {
   }
 };
 
-Log::Log(int world_rank, const std::filesystem::path& run_directory) : outputs_(std::make_unique<Outputs>()) {
-  outputs_->world_rank = world_rank;
+Log::Log(int world_rank, const std::filesystem::path& run_directory, std::optional<int> job_rank)
+    : outputs_(std::make_unique<Outputs>()) {
+  outputs_->is_first = world_rank == 0;
+  outputs_->job_rank = job_rank.value_or(world_rank);
   if (run_directory.empty()) return;
   try {
-    outputs_->file.emplace(run_directory / "log.txt");
+    outputs_->file.emplace(run_directory / "log.txt", outputs_->is_first ? TornLine::kRemove : TornLine::kKeep);
   } catch (const Error& error) {
     throw error.in("log.dir");
   }
@@ -92,7 +94,7 @@ Log::Log(Log&&) noexcept = default;
 Log& Log::operator=(Log&&) noexcept = default;
 
 void Log::info(const std::string& message) {
-  if (outputs_->world_rank == 0) outputs_->write("info", message, "");
+  if (outputs_->is_first) outputs_->write("info", message, "");
 }
 void Log::warn(const std::string& message) {
   outputs_->write("warning", message, "warning: ");

@@ -82,6 +82,27 @@ TEST_CASE("Other ranks add their warnings and errors to the file and leave the c
                                                              "rank 3 | error | no disk", "rank 0 | info | after"});
 }
 
+TEST_CASE("Ranks are named in the file as they were launched") {
+  const TemporaryFolder folder;
+  const std::string console = console_of(folder, [&] {
+    Log(0, folder.path(), 1).info("of the first that trains");
+    Log(1, folder.path(), 3).warn("of another");
+  });
+  CHECK(console == "of the first that trains\n");
+  CHECK(log_lines(folder.path()) ==
+        std::vector<std::string>{"rank 1 | info | of the first that trains", "rank 3 | warning | of another"});
+}
+
+TEST_CASE("Only the first rank removes a torn last line: what others see as one may be a line that is being written") {
+  const TemporaryFolder folder;
+  const auto path = folder / "log.txt";
+  write_file(path, "whole\ntorn");
+  Log other(1, folder.path());
+  CHECK(std::filesystem::file_size(path) == 10);
+  Log first(0, folder.path());
+  CHECK(std::filesystem::file_size(path) == 6);
+}
+
 TEST_CASE("A later log appends; without a folder there is no file") {
   const TemporaryFolder folder;
   console_of(folder, [&] {
