@@ -357,6 +357,7 @@ std::string CopyCheck::describe(const Compared& compared, size_t s) const {
       by_sum[all[rank][1]].push_back(static_cast<size_t>(groups_.world->job_rank(static_cast<int>(rank))));
     }
   }
+  for (auto& side : by_sum) std::ranges::sort(side.second);
   const auto right = compared.kind == Kind::kRounded
                          ? by_sum.try_emplace(0).first
                          : std::ranges::max_element(by_sum, {}, [](const auto& side) {  // the first rank's of as many
