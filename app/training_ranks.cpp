@@ -61,7 +61,7 @@ void TrainingRanks::share_anew(Config& config, std::span<const HostSlot> hosts) 
 }
 
 int TrainingRanks::wait_for_the_others(MpiSession& session) const {
-  if (plan_.training_ranks() < session.world().size()) session.sleep_until_all_come();
+  if (plan_.training_ranks() < session.world().size()) session.meet_at_the_end(idle());
   return 0;
 }
 

@@ -27,7 +27,8 @@ class TrainingRanks {
   // The same ranks share the batch by other speeds. config: accepted, with those; its batch as above. Collective over
   // world().
   void share_anew(Config& config, std::span<const HostSlot> hosts);
-  // At the end of a job in which some ranks are idle: those sleep until the others come. Returns 0.
+  // At the end of a job in which some ranks are idle: those sleep until the others come. Returns 0; WaitFailed if an
+  // idle one does not come.
   int wait_for_the_others(MpiSession& session) const;
 
  private:

@@ -93,14 +93,11 @@ void fail_collective(const Communicator& group, std::string_view operation, cons
 }
 
 void fail_waiting(const Communicator& group, std::string_view operation, std::chrono::duration<double> waited,
-                  const std::string& who, std::source_location where) {
-  throw Error(
-      ErrorKind::kFault,
-      format("{} in group '{}' (rank {} of {}): not done {:.1f} s after it began: {}", operation, group.name(),
-             group.rank(), group.size(), waited.count(), who),
-      "a rank is stopped, hangs, or reads, writes or computes for longer than the others wait: look at its host, "
-      "or give it more time with comm.timeout",
-      where);
+                  const std::string& who, std::string hint, std::source_location where) {
+  throw WaitFailed(ErrorKind::kFault,
+                   format("{} in group '{}' (rank {} of {}): not done {:.1f} s after it began: {}", operation,
+                          group.name(), group.rank(), group.size(), waited.count(), who),
+                   std::move(hint), where);
 }
 
 std::string list_ranks(std::span<const int> ranks) {

@@ -16,9 +16,14 @@ namespace invar {
 // Of every call over host memory, unless comm.timeout says otherwise.
 inline constexpr std::chrono::minutes kCollectiveTimeout(10);
 
-// Throws the same Error of a call that waited so long in vain. who: the ranks that it waits for, "rank 1".
+// A call waited too long for other ranks. Whoever catches it can agree with them on nothing more.
+class WaitFailed : public Error {
+ public:
+  using Error::Error;
+};
+// Throws WaitFailed{kFault} of a call that waited so long in vain. who: the ranks that it waits for, "rank 1".
 [[noreturn]] void fail_waiting(const Communicator& group, std::string_view operation,
-                               std::chrono::duration<double> waited, const std::string& who,
+                               std::chrono::duration<double> waited, const std::string& who, std::string hint,
                                std::source_location where = std::source_location::current());
 // "rank 1", "ranks 1, 2 and 5".
 std::string list_ranks(std::span<const int> ranks);

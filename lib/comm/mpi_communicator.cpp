@@ -474,15 +474,19 @@ MpiSession::~MpiSession() {
   MPI_Finalize();
 }
 
-void MpiSession::sleep_until_all_come() {
+// Two barriers: an idle rank has begun the first one early, and others may get through it without its further help.
+void MpiSession::meet_at_the_end(bool idle) {
   if (!initialised_) return;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_start(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
-  for (int done = 0; done == 0;) {
-    check_start(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done != 0) break;
-    waiting_->answer([] { return std::string("the end of the job"); });
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (const bool sleeps : {idle, false}) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_start(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+    for (int done = 0; sleeps && done == 0;) {
+      check_start(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (done != 0) break;
+      waiting_->answer([] { return std::string("the end of the job"); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    check_start(waiting_->wait(*world_, "barrier at the end", request), "MPI_Ibarrier");
   }
 }
 

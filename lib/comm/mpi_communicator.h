@@ -33,8 +33,9 @@ class MpiSession {
   // From now on a call of any group that waits longer for its peers is an Error{kFault}, which names the ranks that do
   // not come. Ten minutes until then.
   void set_timeout(std::chrono::milliseconds timeout);
-  // A barrier of all ranks that costs those who are early no CPU time, for waits of hours.
-  void sleep_until_all_come();
+  // A barrier of all ranks. One that is idle until then waits for hours if need be, and takes no CPU time. The others
+  // wait as in any other call.
+  void meet_at_the_end(bool idle);
   // Tells the ranks above this one, as far as they can be told, that it ends the job; whether one below has said so.
   void announce_end() const;
   bool end_is_announced() const;

@@ -51,7 +51,9 @@ int MpiWaiting::wait(const Communicator& group, std::string_view operation, MPI_
     if (Clock::now() - start < timeout_) continue;
     const std::string others = ask(call_of(group, operation), is_over);
     if (others.empty()) return code;
-    fail_waiting(group, operation, Clock::now() - start, others);
+    fail_waiting(group, operation, Clock::now() - start, others,
+                 "a rank is stopped, hangs, or reads, writes or computes for longer than the others wait: look at its "
+                 "host, or give it more time with comm.timeout");
   }
 }
 
@@ -63,16 +65,18 @@ std::string MpiWaiting::ask(const std::string& call, const std::function<bool()>
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   std::vector<std::string> calls(static_cast<size_t>(size));
   calls[static_cast<size_t>(rank)] = call;
-  for (MPI_Status from{}; probe(kAnswerTag, from);) receive_text(from);  // too late for an earlier question
+  const std::string& question = sent_.emplace_back(std::to_string(++asked_));
   for (int other = 0; other < size; ++other) {
-    if (other != rank) send_text("", other, kAskTag);
+    if (other != rank) send_text(question, other, kAskTag);
   }
   const auto until = Clock::now() + for_answers;
   for (int answers = 1; answers < size && Clock::now() < until; std::this_thread::yield()) {
     if (is_over()) return "";
     answer([&] { return call; });
     if (MPI_Status from{}; probe(kAnswerTag, from)) {
-      calls[static_cast<size_t>(from.MPI_SOURCE)] = receive_text(from);
+      const std::string said = receive_text(from);
+      if (!said.starts_with(question + " ")) continue;  // to an earlier one, after which that rank may have stopped
+      calls[static_cast<size_t>(from.MPI_SOURCE)] = said.substr(question.size() + 1);
       ++answers;
     }
   }
@@ -88,8 +92,8 @@ std::string MpiWaiting::ask(const std::string& call, const std::function<bool()>
 
 void MpiWaiting::answer(const std::function<std::string()>& call) {
   for (MPI_Status from{}; probe(kAskTag, from);) {
-    receive_text(from);
-    send_text(sent_.emplace_back(call()), from.MPI_SOURCE, kAnswerTag);
+    const std::string question = receive_text(from);
+    send_text(sent_.emplace_back(question + " " + call()), from.MPI_SOURCE, kAnswerTag);
   }
 }
 

@@ -65,7 +65,8 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const Communicator& s
   const bool in_time = changed_.wait_for(lock, job_->token(), job_->timeout(), end);
   if (ready()) return;
   if (!in_time && !job_->token().stop_requested()) {
-    fail_waiting(self, operation, job_->timeout(), list_ranks(absent()) + " did not come");
+    fail_waiting(self, operation, job_->timeout(), list_ranks(absent()) + " did not come",
+                 "a rank, which is a thread here, hangs or computes for longer than the others wait: try fewer ranks");
   }
   throw PeerFailed(ErrorKind::kFault,
                    format("{} in group '{}' (rank {} of {}): another rank failed or ended before it took part",

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "checkpoint/hf_weights.h"
+#include "comm/checks.h"
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/resolved.h"
@@ -363,6 +364,8 @@ void Trainer::compare_copies(const StepResult& result, Output& output) {
   try {
     if (!result.left_out()) output.copies->look();  // also what the last step of a run leaves
     output.copies->compare(output.progress.step + 1);
+  } catch (const WaitFailed&) {
+    throw;
   } catch (const Error&) {  // on every rank
     checkpoints_.wait(output.log);
     throw;

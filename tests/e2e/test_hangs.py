@@ -32,6 +32,21 @@ class Stopped(JobTest):
         self.check_gone(pids)
         return outcome
 
+    def test_an_idle_rank_that_stands_still_is_named_at_the_end(self):
+        """One that a plan leaves out sleeps through the training, longer than the others wait for each other."""
+        timeout = TIMEOUT * invar_job.SLOWER
+        config = self.config(parallel={"tensor": 2, "data": 2}, log={"dir": "run"}, comm={"timeout": timeout})
+        pause = self.pause_at_step("run", 1)
+        process = self.start("train", config, "parallel.nonuniform.failed=[dp0.tp1]", ranks=4, pauses=[pause])
+        self.reach(pause, process)
+        pids = invar_job.ranks_of(process.pid)
+        os.kill(pids[1], signal.SIGSTOP)
+        pause.release()
+        outcome = self.finish(process, 0, timeout + FAILURE_SECONDS)
+        self.check_failure(outcome, FAULT, "barrier at the end in group 'world'", "no answer from rank 1 [",
+                           "comm.timeout")
+        self.check_gone(pids)
+
     def test_of_two(self):
         self.stop_one({"tensor": 2, "sequence": "true"}, 2, victim=1)
 

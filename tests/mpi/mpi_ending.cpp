@@ -3,11 +3,14 @@
 //   kill          rank 1 is killed        throw         an exception leaves rank 1's main function
 //   stop          rank 1 is stopped, with a timeout of a second
 //   late          rank 1 comes after that timeout, as soon as another rank asks who waits
+//   idle          the same stop, where rank 0 is idle and the others meet at the end
+//   stale         rank 1 answers the others' first questions when they ask again, and stops
 #include <chrono>
 #include <csignal>
 #include <iostream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/mpi_communicator.h"
 #include "comm/mpi_waiting.h"
@@ -21,6 +24,32 @@ void wait_for_question() {
   }
 }
 
+// The questions of two ranks.
+std::vector<std::pair<int, std::string>> take_questions() {
+  std::vector<std::pair<int, std::string>> questions;
+  while (questions.size() < 2) {
+    wait_for_question();
+    MPI_Status from{};
+    std::string text(100, '\0');
+    MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_BYTE, MPI_ANY_SOURCE, kAskTag, MPI_COMM_WORLD, &from);
+    int bytes = 0;
+    MPI_Get_count(&from, MPI_BYTE, &bytes);
+    questions.emplace_back(from.MPI_SOURCE, text.substr(0, static_cast<size_t>(bytes)));
+  }
+  return questions;
+}
+
+void answer_too_late(Communicator& world) {
+  const auto first = take_questions();
+  world.barrier();
+  take_questions();
+  for (const auto& [rank, question] : first) {
+    const std::string text = question + " barrier";
+    MPI_Ssend(text.data(), static_cast<int>(text.size()), MPI_BYTE, rank, kAnswerTag, MPI_COMM_WORLD);
+  }
+  std::raise(SIGSTOP);
+}
+
 int run(int argc, char** argv) {
   MpiSession session(&argc, &argv);
   Communicator& world = session.world();
@@ -28,8 +57,19 @@ int run(int argc, char** argv) {
   const int code = argc > 2 ? std::stoi(argv[2]) : 0;
   if (world.rank() == 0) std::cout << format("world of {}\n", world.size()) << std::flush;
   world.barrier();
-  if (way == "stop" || way == "late") session.set_timeout(std::chrono::seconds(1));
+  if (way == "stop" || way == "late" || way == "idle" || way == "stale") session.set_timeout(std::chrono::seconds(1));
   if (way == "return") return code;
+  if (way == "idle") {
+    if (world.rank() == 1) std::raise(SIGSTOP);
+    session.meet_at_the_end(world.rank() == 0);
+    return 0;
+  }
+  if (way == "stale") {
+    if (world.rank() == 1) answer_too_late(world);
+    world.barrier();
+    world.barrier();
+    return 0;
+  }
   if (way == "late" && world.rank() == 1) {
     wait_for_question();
   } else if (world.rank() == (world.size() > 1 ? 1 : 0)) {
