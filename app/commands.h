@@ -29,7 +29,7 @@ inline constexpr int kRestartMe = 75;
 // before anything else, so that none comes too early; they are unblocked, as a launcher may have blocked them until
 // now.
 const volatile std::sig_atomic_t* catch_stop_signals();
-// They end the process again, at once.
+// They end the process again, at once, unless whoever started it has it ignore them.
 void release_stop_signals();
 // The same, and one that came before ends it now: there will be nothing to save.
 void heed_stop_signals();
@@ -111,7 +111,8 @@ struct ReportedElsewhere {
 Error as_error(const std::exception& error);
 
 // Runs a part of the set-up that may fail on some ranks only. If any rank failed, the lowest one that did throws
-// SetupError and the others ReportedElsewhere: one message, no hang. Collective over the world.
+// SetupError and the others ReportedElsewhere: one message, no hang. WaitFailed is thrown on: ranks
+// that do not come agree on nothing. Collective over the world.
 void together(Communicator& world, const std::function<void()>& part);
 
 // Cores of a set that a container's quota leaves.

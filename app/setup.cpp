@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "app/commands.h"
+#include "comm/checks.h"
 #include "device/memory.h"
 
 namespace invar::app {
@@ -26,6 +27,8 @@ void together(Communicator& world, const std::function<void()>& part) {
   std::optional<Error> mine;
   try {
     part();
+  } catch (const WaitFailed&) {
+    throw;
   } catch (const Error& error) {
     mine = error;
   } catch (const std::exception& error) {
@@ -44,25 +47,33 @@ namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;  // a handler reaches nothing but globals
 constexpr std::array kStopSignals = {SIGUSR1, SIGUSR2, SIGTERM};
+std::array<struct sigaction, kStopSignals.size()>
+    inherited{};  // what they did before; who started this may ignore them
+
+void store_signal(int number) {
+  stop_signal = number;
+}
 
 }  // namespace
 
 const volatile std::sig_atomic_t* catch_stop_signals() {
   struct sigaction action {};
-  action.sa_handler = [](int number) { stop_signal = number; };
+  action.sa_handler = store_signal;
   action.sa_flags = SA_RESTART;
   sigset_t stops;
   sigemptyset(&stops);
-  for (const int number : kStopSignals) {
-    sigaction(number, &action, nullptr);
-    sigaddset(&stops, number);
+  for (size_t i = 0; i < kStopSignals.size(); ++i) {
+    struct sigaction before {};
+    sigaction(kStopSignals[i], &action, &before);
+    if (before.sa_handler != store_signal) inherited[i] = before;
+    sigaddset(&stops, kStopSignals[i]);
   }
   pthread_sigmask(SIG_UNBLOCK, &stops, nullptr);
   return &stop_signal;
 }
 
 void release_stop_signals() {
-  for (const int number : kStopSignals) signal(number, SIG_DFL);
+  for (size_t i = 0; i < kStopSignals.size(); ++i) sigaction(kStopSignals[i], &inherited[i], nullptr);
 }
 
 void heed_stop_signals() {

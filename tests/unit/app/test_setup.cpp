@@ -1,7 +1,13 @@
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "app/commands.h"
+#include "comm/checks.h"
+#include "comm/thread_communicator.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 using namespace invar;
 using namespace invar::app;
@@ -26,4 +32,33 @@ TEST_CASE("threads follow from the cores of the host's ranks, unless OMP_NUM_THR
   setenv("OMP_NUM_THREADS", "3", 1);
   CHECK(threads_per_rank(100, 1) == 3);
   before == nullptr ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", kept.c_str(), 1);
+}
+
+TEST_CASE("a wait that fails in a part of the set-up is waited for once and names its call") {
+  std::atomic<bool> failed = false;
+  std::string told;
+  const auto body = [&](Communicator& world) {
+    if (world.rank() == 1) {
+      while (!failed) std::this_thread::yield();
+      return;
+    }
+    try {
+      together(world, [&] { world.barrier(); });
+    } catch (const Error& error) {
+      told = error.what();
+    }
+    failed = true;
+  };
+  run_thread_ranks(2, body, std::chrono::milliseconds(50));
+  CHECK(told.starts_with("barrier in group 'world'"));
+}
+
+TEST_CASE("a signal that whoever started the process has it ignore stays ignored where nothing can be saved") {
+  std::signal(SIGUSR2, SIG_IGN);
+  CHECK(*catch_stop_signals() == 0);
+  catch_stop_signals();  // again, as a run does
+  std::raise(SIGUSR2);
+  CHECK(*catch_stop_signals() == SIGUSR2);
+  heed_stop_signals();
+  CHECK(std::signal(SIGUSR2, SIG_DFL) == SIG_IGN);
 }
