@@ -7,12 +7,12 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
-#include <numeric>
 #include <optional>
 #include <thread>
 
 #include "comm/checks.h"
 #include "comm/launcher.h"
+#include "comm/mpi_types.h"
 #include "comm/mpi_waiting.h"
 #include "comm/reduction.h"
 #include "comm/self_communicator.h"
@@ -23,79 +23,12 @@ namespace {
 constexpr int kMessageTag = 0;
 constexpr int kExchangeTag = 1;
 
-std::string mpi_error_text(int code) {
-  std::array<char, MPI_MAX_ERROR_STRING> text{};
-  int length = 0;
-  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) return format("MPI error {}", code);
-  return std::string(text.data(), static_cast<size_t>(length));
-}
-
-void check_start(int code, std::string_view call) {
-  if (code != MPI_SUCCESS) throw Error(ErrorKind::kFault, format("{}: {}", call, mpi_error_text(code)));
-}
-
-// MPI objects may be freed between start and finalise only. Freeing a communicator is collective, so a rank that
-// unwinds must not try: its peers will not come.
-bool may_free() {
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  return finalised == 0 && std::uncaught_exceptions() == 0;
-}
-
-// The element types, with the one that MPI lacks.
-class MpiTypes {
- public:
-  MpiTypes() {
-    check_start(MPI_Type_contiguous(static_cast<int>(sizeof(BF16)), MPI_BYTE, &bf16_), "MPI_Type_contiguous");
-    check_start(MPI_Type_commit(&bf16_), "MPI_Type_commit");
-  }
-  MpiTypes(const MpiTypes&) = delete;
-  MpiTypes& operator=(const MpiTypes&) = delete;
-  ~MpiTypes() {
-    if (may_free()) MPI_Type_free(&bf16_);
-  }
-
-  MPI_Datatype type_of(DType dtype) const {
-    switch (dtype) {
-      case DType::kF32:
-        return MPI_FLOAT;
-      case DType::kBF16:
-        return bf16_;
-      case DType::kF64:
-        return MPI_DOUBLE;
-      case DType::kI32:
-        return MPI_INT32_T;
-      case DType::kI64:
-        return MPI_INT64_T;
-    }
-    return MPI_DATATYPE_NULL;
-  }
-
- private:
-  MPI_Datatype bf16_ = MPI_DATATYPE_NULL;
-};
-
 // What the groups of a process share.
 struct MpiShared {
   explicit MpiShared(std::shared_ptr<MpiWaiting> all) : waiting(std::move(all)) {}
   MpiTypes types;
   std::shared_ptr<MpiWaiting> waiting;
 };
-
-// The ranks in MPI_COMM_WORLD of all ranks of comm.
-std::vector<int> job_ranks_of(MPI_Comm comm) {
-  MPI_Group group = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
-  int size = 1;
-  check_start(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-  check_start(MPI_Comm_group(comm, &group), "MPI_Comm_group");
-  check_start(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-  std::vector<int> own(static_cast<size_t>(size)), job(own);
-  std::iota(own.begin(), own.end(), 0);
-  check_start(MPI_Group_translate_ranks(group, size, own.data(), world, job.data()), "MPI_Group_translate_ranks");
-  MPI_Group_free(&group);
-  MPI_Group_free(&world);
-  return job;
-}
 
 // Host memory over MPI, which only moves bytes: the order of the terms in its own reductions depends on counts, sizes
 // and library. Here each element of a sum is added on one rank, from the terms of all, in ascending rank order.
