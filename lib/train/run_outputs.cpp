@@ -60,8 +60,11 @@ std::string keep_earlier_run(const fs::path& run_directory) {
   std::ranges::sort(outputs);
   const auto taken = [&](int number) {
     return std::ranges::any_of(outputs, [&](const fs::path& path) {
-      std::error_code unknown;  // then it may be there
-      return fs::symlink_status(numbered(path, number), unknown).type() != fs::file_type::not_found;
+      std::error_code unknown;
+      const fs::path name = numbered(path, number);
+      const fs::file_type type = fs::symlink_status(name, unknown).type();
+      if (type == fs::file_type::none) fail_file(name, "cannot be looked for", unknown.value());
+      return type != fs::file_type::not_found;
     });
   };
   int number = 1;

@@ -1,6 +1,9 @@
 #include "train/run_outputs.h"
 
+#include <climits>
+
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/temporary_folder.h"
 
 using namespace invar;
@@ -29,4 +32,22 @@ TEST_CASE("an earlier run's files get one number, the first that is free for all
     CHECK(folder.read(other) == other);
   }
   CHECK(keep_earlier_run(folder.path()).empty());
+}
+
+// Numbers are tried until a name is free: a name that cannot be looked at must not count as taken for ever.
+TEST_CASE("a folder in which no number can be tried is an error with the name") {
+  const TemporaryFolder folder;
+  constexpr size_t kLongest = PATH_MAX - 1;
+  const std::string file = "/config.yaml";
+  std::string path = folder.path().string();
+  while (path.size() + file.size() < kLongest) {
+    const size_t left = kLongest - file.size() - path.size();
+    path += "/" + std::string(left > 300 ? 200 : left > 200 ? 100 : left - 1, 'd');
+  }
+  REQUIRE(path.size() + file.size() == kLongest);  // config.1.yaml is too long a path
+  std::filesystem::create_directories(path);
+  write_file(path + file, "config");
+  require_error(ErrorKind::kFault, {"config.1.yaml: cannot be looked for: File name too long"},
+                [&] { keep_earlier_run(path); });
+  CHECK(std::filesystem::exists(path + file));
 }
