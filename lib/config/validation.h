@@ -15,9 +15,9 @@ inline constexpr int64_t kMostSamplesOfStep = 1 << 24;
 inline constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kMostTokensInAll = int64_t{1} << 62;
 
-// Judges the values of a training config together, for a job of `launched` ranks, on these hosts if they are known
-// (plan_replicas() says when they must be): everything that can be refused
-// without data, weights or peers. The first broken rule throws Error{kConfig} with the place (file:line or argument),
+// Judges the values of a training config together, for a job of `launched` ranks: all that can be refused without data,
+// weights or peers. The hosts are those of the ranks, if they are known; plan_replicas() says when they must be. The
+// first broken rule throws Error{kConfig} with the place (file:line or argument),
 // the keys, the rule, the numbers and the fix. Pure: every rank reaches the same verdict.
 // Not judged here: whether the build has CUDA (the device layer knows), and what is inside files.
 void validate(const Config& config, int launched, std::span<const HostSlot> hosts = {});

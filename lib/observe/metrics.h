@@ -36,12 +36,14 @@ struct EvaluationMetrics {
   double perplexity() const;  // exp(min(20, loss)): a large loss stays printable; NaN without one
 };
 
-// Writes RUN_DIR/metrics.jsonl, one JSON object a line (see LineFile), behind what is there: a resumed run may repeat
-// steps that were lost, and of two lines for a step the later one counts.
+// Writes RUN_DIR/metrics.jsonl, one JSON object a line (see LineFile), behind what is there. A resumed run may
+// repeat steps that were lost. Of two lines for a step the later one counts.
 //   {"step", "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops_per_gpu", "memory_peak_bytes"},
-//     with "skipped_steps" once there are any, "loss_zscore" where the loss stands out, "replica_seconds": [...] where
-//     replicas of unequal widths or shares were measured, and of a hashed state "state_hash": {"weights", "exp_avg",
-//     "exp_avg_sq", "gradients", "combined"}, each 16 hex digits
+//     "skipped_steps": once there are any
+//     "loss_zscore": where the loss stands out
+//     "replica_seconds": [...], where replicas of unequal widths or shares were measured
+//     "state_hash": {"weights", "exp_avg", "exp_avg_sq", "gradients", "combined"}, each 16 hex digits, of a hashed
+//     state
 //   {"step", "validation_loss", "validation_ppl", "validation_samples"}
 // Numbers read back to the same bits. JSON has no NaN and no infinity: they are written as null, as is a loss of no
 // tokens.

@@ -27,9 +27,9 @@ class SpikeDetector {
   std::deque<double> losses_;
 };
 
-// Steps that changed nothing, and when they end a run: of those with a loss or norm that is not finite the first one
-// (train.on_nonfinite: stop) or too many in a row; of those without counted tokens too many in a row. A step without
-// counted tokens says nothing of the weights, so it neither continues nor ends a row of the others.
+// Steps that changed nothing, and when they end a run. Of those with a loss or norm that is not finite it is the first
+// one (train.on_nonfinite: stop) or too many in a row. Of those without counted tokens too many in a row. A step
+// without counted tokens says nothing of the weights, so it neither continues nor ends a row of the others.
 class LeftOutSteps {
  public:
   explicit LeftOutSteps(const Config& config) : config_(config) {}

@@ -66,8 +66,8 @@ struct Evaluation {
 };
 
 // The loss of evaluation_samples(), each of them once. The sum over their tokens is divided once, so that it does not
-// depend on the batch size; a last global batch that they do not fill is filled up with samples that do not count.
-// stop, collective too, is asked after each batch; nothing if it says so. Collective over the world.
+// depend on the batch size. A last global batch that they do not fill is filled up with samples that do not count.
+// stop, collective too, is asked after each batch: if it says so, there is no loss. Collective over the world.
 std::optional<Evaluation> run_evaluation(TrainState& state, const Config& config, const ProcessGroups& groups,
                                          const DataStream& data, const std::function<bool()>& stop = {});
 
