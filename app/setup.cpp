@@ -19,7 +19,7 @@ Error as_error(const std::exception& error) {
   constexpr int64_t kMiB = 1 << 20;
   return Error(ErrorKind::kFault,
                format("out of memory: the host gave no more to this process, which holds {} MiB of {} MiB at its most",
-                      peak_memory_bytes(Stream(DeviceType::kCpu)) / kMiB, host_memory_bytes() / kMiB),
+                      peak_memory_bytes(Stream(DeviceType::kCpu)) / kMiB, host_memory().total / kMiB),
                "invar plan shows the memory per rank; use more hosts, smaller sizes, or fewer ranks on this one");
 }
 

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <fstream>
-#include <string>
 #include <thread>
+
+#include "core/control_groups.h"
 
 namespace invar {
 
@@ -49,20 +50,9 @@ int count(const CoreSet& cores) {
 
 int within_quota(int cores, const fs::path& root) {
   auto left = static_cast<double>(cores);
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/path", or "4:cpu,cpuacct:/path"
-    const size_t kinds = line.find(':'), path = line.find(':', kinds + 1);
-    if (kinds == std::string::npos || path == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(kinds + 1, path - kinds - 1) + ",";
-    const bool is_v2 = controllers == ",,";
-    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
-    // In a container the path may be the host's, which is not there: what is mounted as the root is its own group.
-    const fs::path top = root / (is_v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
-    for (fs::path group = fs::path(line.substr(path + 1)).relative_path();; group = group.parent_path()) {
-      left = is_v2 ? cores_of_v2(top / group / "cpu.max", left) : cores_of_v1(top / group, left);
-      if (group.empty()) break;
-    }
-  }
+  for_control_groups("cpu", root, [&](const fs::path& group, bool is_v2) {
+    left = is_v2 ? cores_of_v2(group / "cpu.max", left) : cores_of_v1(group, left);
+  });
   return std::max(1, static_cast<int>(left));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 
 #include "device/stream.h"
 
@@ -10,7 +11,12 @@ namespace invar {
 // other processes too.
 int64_t peak_memory_bytes(const Stream& stream);
 
-// What the host has in all, in bytes.
-int64_t host_memory_bytes();
+// Bytes of the host, or of the container that this process is in, where that may have fewer.
+struct HostMemory {
+  int64_t total = 0;
+  int64_t available = 0;  // that nobody else on the host has now
+};
+// root: of the file system, for tests.
+HostMemory host_memory(const std::filesystem::path& root = "/");
 
 }  // namespace invar

@@ -21,6 +21,7 @@
 #include "observe/metrics.h"
 #include "observe/throughput.h"
 #include "parallel/check_inputs.h"
+#include "parallel/host_share.h"
 #include "train/copy_check.h"
 #include "train/proof_log.h"
 #include "train/run_inputs.h"
@@ -55,17 +56,21 @@ std::string describe_memory(const MemorySizes& memory) {
 }
 
 // Before anything is allocated: what the arenas need does not fit in the host or on the GPU. After a step the libraries
-// have theirs.
-void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool after_a_step) {
+// have theirs. Collective over the world.
+void refuse_too_large(const MemorySizes& memory, const Stream& stream, bool after_a_step, Communicator& world) {
   constexpr const char* kUseLess =
       "use more ranks, a smaller train.micro_batch_size or train.recompute: selective or full";
-  if (stream.device() == DeviceType::kCpu && memory.total() > host_memory_bytes()) {
-    throw Error(
-        ErrorKind::kFault,
-        format("out of memory: a rank needs {}; the host has {}", describe_memory(memory), mib(host_memory_bytes())),
-        kUseLess);
+  if (stream.device() == DeviceType::kCpu) {
+    const HostMemory host = host_memory();  // before any rank takes some
+    const HostShare needed = share_of_host(world, memory.total());
+    if (needed.sum <= host.available) return;
+    const std::string all =
+        needed.ranks > 1 ? format(", the {} ranks of this host {}", needed.ranks, mib(needed.sum)) : "";
+    throw Error(ErrorKind::kFault,
+                format("out of memory: a rank needs {}{}; the host has {} left of {}", describe_memory(memory), all,
+                       mib(host.available), mib(host.total)),
+                kUseLess);
   }
-  if (stream.device() != DeviceType::kCuda) return;
   const CudaMemoryInfo gpu = cuda_memory_info();
   const int64_t beside = after_a_step ? 0 : kOutsideArenas + memory.proofs;
   if (memory.total() + beside <= gpu.free) return;
@@ -213,7 +218,7 @@ Ending Trainer::run(Log& log) {
   const int rank = groups_.world->rank();
   const MemorySizes memory = measure_memory(config_, groups_.topology, rank, stream_.device());
   describe(log, memory);
-  refuse_too_large(memory, stream_, stop_.steps() > 0);
+  refuse_too_large(memory, stream_, stop_.steps() > 0, *groups_.world);
   const std::unique_ptr<TrainState> own = allocate_state(config_, groups_, stream_, memory);
   TrainState& state = *own;
   for (const std::string& line : state.explain_attention()) log.info("attention of " + line);

@@ -76,7 +76,10 @@ class Plan(JobTest):
         outcome = self.run_invar("train", self.small(), "device=cpu",
                                  "train.micro_batch_size=10000000")
         self.assertEqual(outcome.code, 1, outcome)
-        self.assertRegex(outcome.stderr, r"out of memory: a rank needs \d+\.\d MiB \(.*\); the host has \d+\.\d MiB")
+        self.assertRegex(outcome.stderr, r"out of memory: a rank needs \d+\.\d MiB \(.*\); the host has \d+\.\d MiB left")
+        outcome = self.run_invar("train", self.small(), "device=cpu", "parallel.data=2",
+                                 "train.micro_batch_size=8000000", ranks=2)
+        self.check_failure(outcome, 1, ", the 2 ranks of this host ")
 
     def test_tensor_parallelism_shares_the_per_layer_table(self):
         """2.8 of E4B's 7.5 billion parameters: were each rank to hold them all, memory would not fall like this."""
