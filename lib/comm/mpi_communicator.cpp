@@ -34,7 +34,7 @@ struct MpiShared {
 // and library. Here each element of a sum is added on one rank, from the terms of all, in ascending rank order.
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, int rank, std::vector<int> job_ranks, std::string name,
+  MpiCommunicator(MPI_Comm comm, int rank, const std::vector<int>& job_ranks, std::string name,
                   std::shared_ptr<const MpiShared> shared, int64_t largest_piece)
       : Communicator(rank, static_cast<int>(job_ranks.size()), std::move(name), job_ranks),
         comm_(comm),
@@ -50,13 +50,12 @@ class MpiCommunicator final : public Communicator {
     int rank = 0;
     check_start(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_start(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
-    std::vector<int> job_ranks = job_ranks_of(comm);
+    const std::vector<int> job_ranks = job_ranks_of(comm);
     if (job_ranks.size() == 1) {
       MPI_Comm_free(&comm);
       return make_self_communicator(std::move(name), job_ranks.front());
     }
-    return std::make_unique<MpiCommunicator>(comm, rank, std::move(job_ranks), std::move(name), std::move(shared),
-                                             largest_piece);
+    return std::make_unique<MpiCommunicator>(comm, rank, job_ranks, std::move(name), std::move(shared), largest_piece);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string name) override {
