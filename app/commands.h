@@ -46,6 +46,7 @@ struct ParityArguments {
   std::vector<std::string> overrides;
   int thread_ranks = 0;  // > 0: that many ranks as threads of this process
   bool matrix = false;   // every layout up to 8 thread ranks
+  bool poison_weights = false;
 };
 int parity(const ParityArguments& arguments, MpiSession& session);
 

@@ -14,6 +14,7 @@
 #include "data/document_end.h"
 #include "observe/console.h"
 #include "parallel/check_inputs.h"
+#include "train/dry_run.h"
 #include "train/run_inputs.h"
 #include "train/step.h"
 
@@ -77,7 +78,7 @@ Config eval_config(const CheckpointReader& reader, const std::vector<std::string
   if (config.numerics.reduction == Reduction::kInvariant) {  // as few as fit: an evaluation sums exactly
     const ParallelConfig& parallel = config.parallel;
     config.numerics.workers = has_nonuniform(config) ? std::max<int64_t>(1, config.train.global_batch_size)
-                                                     : data_degree(config, world_size - parallel.spare);
+                                                     : reader_degree(config, world_size - parallel.spare);
   }
   validate(config, world_size, hosts);
   settle_eod_id(config);
@@ -101,7 +102,7 @@ void evaluate(const EvalArguments& arguments, const Config& config, const Checkp
                 "try again, or name one checkpoint");
   }
   check_inputs(inputs, world);
-  const Topology topology = training_topology(config, ranks.plan());
+  const Topology topology = topology_of(ranks.plan());
   const RankDevice device = open_device(config, session, world);
   const ProcessGroups groups = make_process_groups(*device.world, topology);
   TrainState state(config, groups, device.stream,

@@ -8,7 +8,7 @@
 #include "config/hf_config.h"
 #include "config/key_table.h"
 #include "config/validate_model.h"
-#include "train/train_state.h"
+#include "train/dry_run.h"
 
 namespace invar::app {
 namespace {

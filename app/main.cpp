@@ -105,6 +105,8 @@ struct CommandLine {
     parity_command->add_option("--thread-ranks", parity.thread_ranks, "run this many ranks as threads of this process")
         ->check(CLI::Range(1, 256));
     parity_command->add_flag("--matrix", parity.matrix, "every layout of up to 8 ranks, as threads; one line each");
+    parity_command->add_flag("--poison-weights", parity.poison_weights,
+                             "fill a weight with NaN when a layer has used it: proves that none reads it later");
 
     compare_command = app.add_subcommand("compare", "Compare two dumps, weights or metrics, tensor by tensor");
     compare_command

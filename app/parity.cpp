@@ -8,6 +8,7 @@
 #include "config/resolved.h"
 #include "config/validation.h"
 #include "config/yaml_loader.h"
+#include "parallel/poisoned_weights.h"
 
 namespace invar::app {
 namespace {
@@ -60,7 +61,7 @@ std::string describe(const Config& config, int world) {
     return format("{} micro-batch {}", topology.describe(config.parallel.sequence), config.train.micro_batch_size);
   }
   return format("tensor {} sequence {} data {} micro-batch {} recompute {}", config.parallel.tensor,
-                config.parallel.sequence ? "on " : "off", data_degree(config, world), config.train.micro_batch_size,
+                config.parallel.sequence ? "on " : "off", replica_degree(config, world), config.train.micro_batch_size,
                 word_of(config.train.recompute));
 }
 
@@ -72,17 +73,19 @@ void print_table(const AgreementTable& table) {
   }
 }
 
-AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world,
-                       const Stream& stream) {
-  const Topology topology = training_topology(config, plan_replicas(config, world.size()));
-  return compare_with_reference(reference, config, make_process_groups(world, topology), stream);
+AgreementTable compare(const ReferenceCase& reference, const Config& config, Communicator& world, const Stream& stream,
+                       bool poison) {
+  const Topology topology = topology_of(plan_replicas(config, world.size()));
+  Intervention intervention;
+  if (poison) intervention.weights = poisoned_weights;
+  return compare_with_reference(reference, config, make_process_groups(world, topology), stream, intervention);
 }
 
-AgreementTable run_on_threads(const ReferenceCase& reference, const Config& config, int ranks) {
+AgreementTable run_on_threads(const ReferenceCase& reference, const Config& config, int ranks, bool poison) {
   AgreementTable table;
   run_thread_ranks(ranks, [&](Communicator& world) {
     const RankDevice device = open_thread_device(config, world, threads_per_rank(ranks));
-    AgreementTable mine = compare(reference, config, *device.world, device.stream);
+    AgreementTable mine = compare(reference, config, *device.world, device.stream, poison);
     if (world.rank() == 0) table = std::move(mine);
   });
   return table;
@@ -100,14 +103,14 @@ double worst_share(const AgreementTable& table, std::string& kind) {
   return worst;
 }
 
-int run_matrix(const ReferenceCase& reference, const Config& base) {
+int run_matrix(const ReferenceCase& reference, const Config& base, bool poison) {
   const LayoutMatrix matrix = layout_matrix(base, reference.batch(), reference.sequence_length());
   int outside = 0;
   for (const Layout& layout : matrix.layouts) {
     Config config = base;
     layout.apply_to(config);
     validate(config, layout.ranks());
-    const AgreementTable table = run_on_threads(reference, config, layout.ranks());
+    const AgreementTable table = run_on_threads(reference, config, layout.ranks(), poison);
     std::string kind;
     const double share = worst_share(table, kind);
     const bool holds = all_hold(table);
@@ -137,14 +140,14 @@ int parity(const ParityArguments& arguments, MpiSession& session) {
     validate(config, ranks);  // before a matrix: its first layout
     refuse_other_ranks_or_batch(config, ranks);
   });
-  if (arguments.matrix) return run_matrix(*reference, config);
+  if (arguments.matrix) return run_matrix(*reference, config, arguments.poison_weights);
 
   AgreementTable table;
   if (arguments.thread_ranks > 0) {
-    table = run_on_threads(*reference, config, ranks);
+    table = run_on_threads(*reference, config, ranks, arguments.poison_weights);
   } else {
     const RankDevice device = open_device(config, session, world);
-    table = compare(*reference, config, *device.world, device.stream);
+    table = compare(*reference, config, *device.world, device.stream, arguments.poison_weights);
   }
   if (world.rank() == 0) {
     print_line(format("{} on {} ranks: {}", arguments.case_dir, ranks, describe(config, ranks)));

@@ -13,7 +13,7 @@
 #include "config/yaml_loader.h"
 #include "data/document_end.h"
 #include "models/model_flops.h"
-#include "train/train_state.h"
+#include "train/dry_run.h"
 
 namespace invar::app {
 namespace {
@@ -141,7 +141,7 @@ void print_plan(const PlanArguments& arguments, std::span<const HostSlot> hosts)
   const ReplicaPlan plan = plan_replicas(given, arguments.world, hosts);
   Config config = given;
   config.train.global_batch_size = plan.batch();
-  const Topology grid = training_topology(config, plan);
+  const Topology grid = topology_of(plan);
   const bool as_launched = plan.training_ranks() == arguments.world && is_whole_grid(given, plan);
   print_summary(config, grid);
   const std::vector<int> launched = plan.training_order();

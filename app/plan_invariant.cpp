@@ -47,7 +47,7 @@ void print_workers(const Config& config, const Topology& grid) {
   const int64_t batch = global_batch_size(config, grid.world());
   std::vector<Range> runs;
   int buffers = 0;
-  for (int replica = 0; replica < grid.data; ++replica) {
+  for (int replica = 0; replica < grid.replicas(); ++replica) {
     runs.push_back(workers_of_replica(config, grid, replica));
     buffers = std::max(buffers, sums_of_replica(config, grid, replica).kept);
   }

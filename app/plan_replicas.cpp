@@ -9,7 +9,7 @@
 #include "config/plan_cost.h"
 #include "config/units.h"
 #include "config/validation.h"
-#include "train/train_state.h"
+#include "train/dry_run.h"
 
 namespace invar::app {
 namespace {
@@ -96,7 +96,7 @@ std::optional<Needs> needs_of_whole(const Config& config, int replicas, int64_t 
   whole.train.global_batch_size = batch;
   try {
     validate(whole, tensor * replicas);
-    return needs_of(whole, training_topology(whole, plan_replicas(whole, tensor * replicas)), device);
+    return needs_of(whole, topology_of(plan_replicas(whole, tensor * replicas)), device);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kConfig) throw;
     return std::nullopt;
@@ -136,7 +136,7 @@ void print_cost(const Config& config, const ReplicaPlan& plan, DeviceType device
   if (cost.step_time_without_damaged) throughput_alone = 1 / *cost.step_time_without_damaged;
   Config planned = config;
   planned.train.global_batch_size = plan.batch();
-  const Needs here = needs_of(planned, training_topology(planned, plan), device);
+  const Needs here = needs_of(planned, topology_of(plan), device);
   const std::optional<Needs> grid = needs_of_whole(config, replicas, batch, device);
   const std::optional<Needs> alone = whole > 0 ? needs_of_whole(config, whole, batch, device) : std::nullopt;
 

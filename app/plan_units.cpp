@@ -25,7 +25,7 @@ HeadPartition held_heads(const Config& config, int64_t kv_heads, int width, int 
 
 std::vector<int> shown_replicas(const Config& config, const Topology& grid) {
   std::map<int, std::vector<int>> of_width;
-  for (int replica = 0; replica < grid.data; ++replica) of_width[grid.width(replica)].push_back(replica);
+  for (int replica = 0; replica < grid.replicas(); ++replica) of_width[grid.width(replica)].push_back(replica);
   std::vector<int> shown;
   for (const auto& [width, replicas] : of_width) shown.push_back(fullest_data_rank(config, grid, replicas));
   std::ranges::sort(shown);

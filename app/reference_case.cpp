@@ -11,6 +11,7 @@
 #include "core/shown.h"
 #include "core/tensor.h"
 #include "parallel/logical_tensor.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 namespace invar::app {
@@ -174,11 +175,11 @@ class ActivationComparison : public TensorSink {
                        Range vocabulary, AgreementTable& table)
       : reference_(reference), config_(config), groups_(groups), vocabulary_(vocabulary), table_(table) {
     first_sample_ =
-        groups.topology.samples_of(reference.batch(), groups.data_rank()).begin - config.train.micro_batch_size;
+        groups.topology.samples_of(reference.batch(), groups.reader()).begin - config.train.micro_batch_size;
     int64_t samples = 0;  // as the ranks see them: without sequence parallelism all of a replica see each
-    for (int replica = 0; replica < groups.topology.data; ++replica) {
-      const int64_t own = groups.topology.samples_of(reference.batch(), replica).size();
-      samples += own * (config.parallel.sequence ? 1 : groups.topology.width(replica));
+    for (int reader = 0; reader < groups.topology.readers(); ++reader) {
+      const int64_t own = groups.topology.samples_of(reference.batch(), reader).size();
+      samples += own * (config.parallel.sequence ? 1 : groups.topology.width(reader));
     }
     for (int64_t i = 0; i < config.model.num_hidden_layers; ++i) expect(format("hidden.{}", i), samples);
     expect("logits", reference.batch());
@@ -245,7 +246,7 @@ class BothSinks : public TensorSink {
   TensorSink* second_;
 };
 
-// The rows that this rank owns, of copies the counted one.
+// The rows that this rank owns.
 void compare_gradients(const ReferenceCase& reference, const TrainState& state, AgreementTable& table) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
@@ -255,20 +256,14 @@ void compare_gradients(const ReferenceCase& reference, const TrainState& state, 
       agreement.expected_elements += parameter.numel();
     }
   }
-  const Tensor& gradients = state.parameters().flat_gradients();
-  state.parameters().for_each_run([&](const Weight&, const Parameter& parameter, const RowRun& run, Range elements) {
-    if (!parameter.counted() || !parameter.trained) return;
-    const std::vector<float> want = read_run(reference.expected(), "grad." + parameter.name, parameter, run);
+  for (const OwnedRows& own : state.ownership().owned_rows()) {
+    const Parameter& parameter = *own.parameter;
+    if (!parameter.trained) continue;
+    const std::vector<float> want = read_run(reference.expected(), "grad." + parameter.name, parameter, {own.rows, 0});
+    const std::vector<float> got = read_f32(state.stream(), state.parameters().flat_gradients(), own.elements);
     Agreement& agreement = table[gradient_kind(parameter.name)];
-    for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
-      const Range own = intersect(elements, piece.elements);
-      const std::vector<float> got = read_f32(state.stream(), gradients, own);
-      for (int64_t i = 0; i < own.size(); ++i) {
-        const float expected = want[static_cast<size_t>(own.begin - elements.begin + i)];
-        agreement.add(got[static_cast<size_t>(i)], expected, reference.gradient_band());
-      }
-    }
-  });
+    for (size_t i = 0; i < want.size(); ++i) agreement.add(got[i], want[i], reference.gradient_band());
+  }
 }
 
 // Every rank has the same kinds. Counts of a scalar that each rank compares are given once.
@@ -337,7 +332,8 @@ bool all_hold(const AgreementTable& table) {
 AgreementTable compare_with_reference(const ReferenceCase& reference, const Config& config, const ProcessGroups& groups,
                                       const Stream& stream, const Intervention& intervention) {
   Communicator& world = *groups.world;
-  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank(), stream.device()));
+  TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank(), stream.device()),
+                   intervention.weights);
   load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
   state.adopt_values();
   if (intervention.prepared) intervention.prepared(state);

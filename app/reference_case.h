@@ -78,6 +78,7 @@ bool all_hold(const AgreementTable& table);
 struct Intervention {
   std::function<void(TrainState&)> prepared;  // sees the state before the first step
   TensorSink* sink = nullptr;                 // listens to the first step too
+  TrainState::WeightStoreMaker weights{};
 };
 
 // Trains the case's steps at the given layout and compares everything. Collective over the world; every rank gets the

@@ -53,8 +53,7 @@ int selftest(const SelftestArguments& arguments, MpiSession& session) {
     config.device = choose_device(config) == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   });
   const bool on_gpu = config.device == DeviceChoice::kCuda;
-  Stream stream = on_gpu ? make_cuda_stream(0) : Stream(DeviceType::kCpu, threads_per_rank(1));
-  stream.set_invariant(true);
+  const Stream stream = on_gpu ? make_cuda_stream(0) : Stream(DeviceType::kCpu, threads_per_rank(1));
   SelftestReport report;
   report.tell("device", on_gpu ? describe_cuda_device(0) : format("CPU, threads: {}", stream.threads()));
   check_products(report, stream);

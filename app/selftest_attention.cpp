@@ -36,7 +36,7 @@ class Call {
     const int64_t groups = part.groups.size();
     const int64_t d = shape.head_dim;
     const int64_t queries = shape.heads_per_group * d;
-    params_ = {shape.sequence, 1.0f / std::sqrt(static_cast<float>(d)), shape.window, Tensor()};
+    params_ = {shape.sequence, 1.0f / std::sqrt(static_cast<float>(d)), shape.window, Tensor(), {true}};
     const auto view = [&](int64_t heads_per_group, int64_t stride, int64_t offset) {
       return HeadView{
           bench.unwritten(shape.dtype, {tokens(), groups * stride}), groups, heads_per_group, d, stride, offset};

@@ -63,7 +63,7 @@ Bits multiply(const Stream& stream, const Form& form, const Matrix& a, const Mat
   const Tensor right = bench.matrix(form.in, form.transpose_b ? b.transposed() : b);
   const Tensor out = c != nullptr ? bench.matrix(form.out, *c) : bench.unwritten(form.out, {a.rows, b.cols});
   ops::matmul(stream, left, Transpose{form.transpose_a}, right, Transpose{form.transpose_b}, out,
-              c != nullptr ? 1.0f : 0.0f);
+              c != nullptr ? 1.0f : 0.0f, {true});
   return bench.bits(out);
 }
 

@@ -8,6 +8,7 @@
 #include "config/field.h"
 #include "config/validation.h"
 #include "core/philox.h"
+#include "train/dry_run.h"
 #include "train/run_contract.h"
 
 namespace invar::app {

@@ -96,7 +96,7 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
   }
   const RankDevice device = open_device(config, session, session.world());
   const std::vector<FolderLock> locks = lock_folders(config);
-  const Topology topology = training_topology(config, plan);
+  const Topology topology = topology_of(plan);
   const std::unique_ptr<Communicator> world = make_fake_communicator(0, topology.world(), "world");
   const ProcessGroups groups = make_process_groups(*world, topology, GroupMaker(make_fake_communicator));
   Log log(0, config.log.dir);
@@ -111,7 +111,7 @@ int train_alone(const TrainArguments& arguments, MpiSession& session) {
 // With the shares of the batch that the ranks have planned, until the run ends or they should be others.
 Ending train_by_plan(const Config& config, TrainingRanks& ranks, const RankDevice& device, StopControl& stop,
                      ReplicaWork* work, Log& log) {
-  const ProcessGroups groups = make_process_groups(*device.world, training_topology(config, ranks.plan()));
+  const ProcessGroups groups = make_process_groups(*device.world, topology_of(ranks.plan()));
   std::unique_ptr<Trainer> trainer;
   together(ranks.world(), [&] {
     if (ranks.world().rank() == 0) {

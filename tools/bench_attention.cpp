@@ -48,8 +48,7 @@ class Bench {
         replicas_(groups_),
         region_(*groups_.tensor, false),
         memory_("bench", DeviceType::kCpu, int64_t{1} << 30),
-        scratch_("scratch", DeviceType::kCpu, int64_t{1} << 30),
-        weights_(table_) {
+        scratch_("scratch", DeviceType::kCpu, int64_t{1} << 30) {
     region_.set_tokens(sequence);
     rope_.cos = memory_.allocate("cos", DType::kF32, {sequence, kHeadDim / 2});
     rope_.sin = memory_.allocate("sin", DType::kF32, {sequence, kHeadDim / 2});
@@ -63,7 +62,7 @@ class Bench {
     spec.scale = 0.0625;
     spec.window = window;
     spec.normed_values = true;
-    layer_ = std::make_unique<SelfAttention>(table_, replicas_, spec, rope_);
+    layer_ = std::make_unique<SelfAttention>(LayerSetup{table_, replicas_, *sums_}, spec, rope_);
     table_.allocate(memory_, memory_, DType::kF32);
     initialise(table_, stream_, 1, 0.02);
     ops::zero(stream_, table_.flat_gradients());
@@ -94,7 +93,8 @@ class Bench {
   }
 
   Times layer(int runs) {
-    const LayerContext ctx{stream_, region_, weights_, memory_, scratch_, DType::kF32, x_.dim(0)};
+    const LayerContext ctx{
+        {stream_, region_, scratch_, DType::kF32, x_.dim(0)}, *sums_, weights_, *gradients_, memory_};
     SelfAttention::Saved saved;
     Times times;
     times.forward = fastest_of(runs, [&] {
@@ -120,8 +120,15 @@ class Bench {
   TensorRegion region_;
   Arena memory_;
   Arena scratch_;
+  struct Unheard : GradientListener {
+    void gradient_done(WeightId /*id*/) override {}
+  };
+
+  std::unique_ptr<SumPolicy> sums_ = fast_sums();
   ParameterTable table_;
-  ResidentWeights weights_;
+  ResidentWeights weights_{table_};
+  Unheard listener_;
+  std::unique_ptr<GradientSink> gradients_ = sums_->gradients(table_, listener_);
   ops::RopeTable rope_;
   std::unique_ptr<SelfAttention> layer_;
   Tensor x_;

@@ -16,6 +16,7 @@
 
 #include "checkpoint/checkpoint_saver.h"
 #include "comm/self_communicator.h"
+#include "train/dry_run.h"
 #include "train/train_state.h"
 
 namespace {
@@ -108,7 +109,7 @@ struct Bench {
     options.async = async;
     CheckpointSaver saver(world, stream, folder, options);
     CheckpointInfo info;
-    const StatePart part = state.own_part(TrainState::Copies::kOne);
+    const StatePart part = state.own_part();
     saver.save(info, [&] { return part; });  // the copy's memory comes into being
     saver.wait();
     SaveResult result;

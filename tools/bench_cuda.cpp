@@ -140,10 +140,10 @@ class Bench : bench::Rig {
         for (int64_t s = 0; s < samples; ++s) {
           const ops::SamplePlace& place = places[static_cast<size_t>(s)];
           const Tensor& to = sums[static_cast<size_t>(place.buffer)];
-          if (place.clears) ops::zero(invariant_, to);
-          ops::matmul(invariant_, a.rows(s * length, (s + 1) * length), Transpose::kYes,
-                      b.rows(s * length, (s + 1) * length), Transpose::kNo, to, 1.0f);
-          if (place.joins > 0) ops::add(invariant_, sums[0], to, sums[0]);
+          if (place.clears) ops::zero(stream_, to);
+          ops::matmul(stream_, a.rows(s * length, (s + 1) * length), Transpose::kYes,
+                      b.rows(s * length, (s + 1) * length), Transpose::kNo, to, 1.0f, kInvariant);
+          if (place.joins > 0) ops::add(stream_, sums[0], to, sums[0]);
         }
       };
     });
@@ -157,8 +157,8 @@ class Bench : bench::Rig {
           for (int64_t begin = 0; begin < m; begin += at_once) {
             const Range part{begin, std::min(begin + at_once, m)};
             const Tensor terms = all.rows(0, samples * part.size() * n).view({samples, part.size(), n});
-            ops::matmul_samples(invariant_, a, part, b, terms);
-            ops::add_terms(invariant_, terms,
+            ops::matmul_samples(stream_, a, part, b, terms, kInvariant);
+            ops::add_terms(stream_, terms,
                            {places, {sums[0].rows(part.begin, part.end), sums[1].rows(part.begin, part.end)}});
           }
         };
@@ -183,18 +183,11 @@ class Bench : bench::Rig {
         return [=, this] {
           std::vector<Tensor> buffers;
           for (int i = 0; i < program.buffers; ++i) buffers.push_back(c.rows(i * m, (i + 1) * m));
-          if (!one_by_one && ops::matmul_leaves(invariant_, a, b, steps, dtype, {buffers.data(), 1})) return;
-          size_t leaf = 0;
-          for (LeafSum sum(program, buffers); !sum.finished(); sum.leaf_done(invariant_), ++leaf) {
-            const Range part = steps[leaf].columns;
-            const Tensor rows = b.rows(part.begin, part.end);
-            if (dtype == DType::kBF16) {
-              ops::matmul_columns(invariant_, a, part, Transpose::kNo, rows, rounded);
-              sum.put(invariant_, rounded);
-            } else {
-              ops::matmul_columns(invariant_, a, part, Transpose::kNo, rows, sum.target(),
-                                  sum.accumulate() ? 1.0f : 0.0f);
-            }
+          const ops::LeafSpace space{buffers, dtype == DType::kBF16 ? rounded : Tensor()};
+          if (one_by_one) {
+            ops::matmul_leaf_by_leaf(stream_, a, b, steps, space, kInvariant);
+          } else {
+            ops::matmul_leaves(stream_, a, b, steps, space, {buffers.data(), 1}, kInvariant);
           }
         };
       });

@@ -162,7 +162,7 @@ void load_hf_weights(const ParameterTable& table, const Stream& stream, const Hf
 
 void export_hf_weights(const ParameterTable& table, const ProcessGroups& groups, const Stream& stream,
                        const std::filesystem::path& folder, int64_t max_shard_bytes) {
-  if (groups.data_rank() != 0) return;
+  if (groups.replica() != 0) return;
   const bool writes = groups.tensor->rank() == 0;
   std::vector<SafetensorsSpec> specs;
   std::map<std::string, std::pair<const Weight*, const Parameter*>> sources;

@@ -27,7 +27,7 @@ bool gives_lists(const NonuniformConfig& nonuniform) {
 ReplicaPlan plan_grid(const Config& config, int launched) {
   const int tensor = config.parallel.tensor;
   const int ranks = launched - config.parallel.spare;
-  const int data = data_degree(config, ranks);
+  const int data = replica_degree(config, ranks);
   INVAR_CHECK(ranks > 0 && ranks == tensor * data, "{} ranks for tensor {} x data {}", ranks, tensor, data);
   ReplicaPlan plan;
   plan.widths.assign(static_cast<size_t>(data), tensor);

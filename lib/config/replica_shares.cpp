@@ -11,7 +11,7 @@
 namespace invar {
 namespace {
 
-// The largest part of some units that a rank holds, in whole leaves of a sum in fixed order.
+// The largest part of some units that a rank holds, in whole leaves.
 double largest_part(int64_t units, int64_t leaves, int64_t width) {
   const int64_t held = std::min(units, ceil_div(leaves, width) * ceil_div(units, leaves));
   return static_cast<double>(held) / static_cast<double>(units);

@@ -6,17 +6,23 @@ namespace invar {
 
 // What `auto` stands for, once validate() has accepted the config.
 
-// Data-parallel degree in a world of this many ranks.
-inline int data_degree(const Config& config, int world_size) {
+// Replicas of the model in a world of this many ranks: ranks that hold the same shard.
+inline int replica_degree(const Config& config, int world_size) {
   const ParallelConfig& parallel = config.parallel;
   return parallel.data != 0 ? parallel.data : world_size / (parallel.tensor * parallel.gtp);
+}
+
+// Groups of ranks that read samples of their own: the ranks of generalised tensor parallelism do, though they share the
+// weights of one replica.
+inline int reader_degree(const Config& config, int world_size) {
+  return replica_degree(config, world_size) * config.parallel.gtp;
 }
 
 // Samples per optimizer step.
 inline int64_t global_batch_size(const Config& config, int world_size) {
   const TrainConfig& train = config.train;
   return train.global_batch_size != 0 ? train.global_batch_size
-                                      : train.micro_batch_size * data_degree(config, world_size);
+                                      : train.micro_batch_size * reader_degree(config, world_size);
 }
 
 // The finished steps at which the rate has reached min_lr. Step k, from 1, has k − 1 finished ones behind it: if this

@@ -16,7 +16,7 @@ constexpr int64_t run_begin(int64_t units, int64_t parts, int64_t part) {
   return part * (units / parts) + (part < longer ? part : longer);
 }
 
-// In fixed order with that many leaves: runs into which the query heads of each KV head are cut, as even as can be. One
+// With that many leaves: runs into which the query heads of each KV head are cut, as even as can be. One
 // if the KV heads alone are leaves enough, else as many as it takes, at most one for each query head.
 constexpr int64_t head_runs(int64_t heads_per_group, int64_t kv_heads, int64_t leaves) {
   return leaves <= kv_heads ? 1 : std::min(heads_per_group, ceil_div(leaves, kv_heads));

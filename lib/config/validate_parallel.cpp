@@ -170,7 +170,7 @@ void check_world(const Config& config, int world_size) {
 
 void check_batch(const Config& config, int world_size) {
   const int64_t micro = config.train.micro_batch_size;
-  const int64_t data = data_degree(config, world_size);
+  const int64_t data = reader_degree(config, world_size);
   const int64_t unit = micro * data;
   const int64_t batch = global_batch_size(config, world_size);
   if (batch % unit != 0) {
@@ -233,7 +233,7 @@ void check_workers(const Config& config, int world_size) {
   if (config.numerics.reduction != Reduction::kInvariant) return;
   const int64_t workers = config.numerics.workers;
   const int64_t batch = global_batch_size(config, world_size);
-  const int data = data_degree(config, world_size);
+  const int data = reader_degree(config, world_size);
   if (!begins_with_workers(data, workers, batch)) {
     std::string hint = "use parallel.data " + join_numbers(fitting_data_degrees(config, batch));
     if (data <= batch) hint += format(", or numerics.workers: {} (other bits)", data);

@@ -3,7 +3,7 @@
 namespace invar {
 namespace {
 
-WeightId add_gate_up(ParameterTable& table, const GatedMlpSpec& spec, const UnitCut& cut) {
+ColumnParallelLinear add_gate_up(const LayerSetup& setup, const GatedMlpSpec& spec, const UnitCut& cut) {
   const Range blocks = cut.mine();
   const int64_t width = spec.block_width;
   Parameter gate;
@@ -20,12 +20,11 @@ WeightId add_gate_up(ParameterTable& table, const GatedMlpSpec& spec, const Unit
   weight.name = spec.prefix + "gate_up";
   weight.rows = 2 * blocks.size() * width;
   weight.cols = spec.hidden_size;
-  weight.leaves = cut.leaf_cut(2 * width);
   weight.parameters = {std::move(gate), std::move(up)};
-  return table.add(std::move(weight));
+  return {setup.table.add(std::move(weight)), cut.dim(2 * width)};
 }
 
-WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, const UnitCut& cut) {
+RowParallelLinear add_down(const LayerSetup& setup, const GatedMlpSpec& spec, const UnitCut& cut) {
   const Range blocks = cut.mine();
   Parameter down;
   down.name = spec.prefix + "down_proj.weight";
@@ -36,18 +35,17 @@ WeightId add_down(ParameterTable& table, const GatedMlpSpec& spec, const UnitCut
   weight.name = down.name;
   weight.rows = blocks.size() * spec.block_width;
   weight.cols = spec.hidden_size;
-  weight.leaves = cut.leaf_cut(spec.block_width);
   weight.parameters = {std::move(down)};
-  return table.add(std::move(weight));
+  return {setup.table.add(std::move(weight)), cut.dim(spec.block_width)};
 }
 
 }  // namespace
 
-GatedMlp::GatedMlp(ParameterTable& table, const Communicator& tensor, const GatedMlpSpec& spec)
+GatedMlp::GatedMlp(const LayerSetup& setup, const GatedMlpSpec& spec)
     : spec_(spec),
-      cut_(table.cut(spec.intermediate_size / spec.block_width, tensor)),
-      gate_up_(add_gate_up(table, spec, cut_)),
-      down_(add_down(table, spec, cut_)) {}
+      cut_(setup.cut(spec.intermediate_size / spec.block_width)),
+      gate_up_(add_gate_up(setup, spec, cut_)),
+      down_(add_down(setup, spec, cut_)) {}
 
 Tensor GatedMlp::activate(const LayerContext& ctx, const Saved& saved) const {
   const Tensor act =

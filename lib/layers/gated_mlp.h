@@ -22,7 +22,7 @@ class GatedMlp {
     Tensor gate_up;  // (T, 2·F of this rank): per FFN block [gate, up]
   };
 
-  GatedMlp(ParameterTable& table, const Communicator& tensor, const GatedMlpSpec& spec);
+  GatedMlp(const LayerSetup& setup, const GatedMlpSpec& spec);
 
   // x (local, C) -> (local, C). With ctx.keep and without a gather x stays until backward.
   Tensor forward(const LayerContext& ctx, const Tensor& x, Saved& saved) const;

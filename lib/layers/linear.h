@@ -10,7 +10,8 @@ namespace invar {
 // the plain linear.
 class ColumnParallelLinear {
  public:
-  explicit ColumnParallelLinear(WeightId weight) : weight_(weight) {}
+  // out: the cut dim.
+  ColumnParallelLinear(WeightId weight, CutDim out) : weight_(weight), out_(std::move(out)) {}
 
   // x (local, in) -> y (T, out of this rank), written to y. Returns the input for backward: x, or with ctx.keep x of
   // all tokens, which if it is not x itself is saved.
@@ -20,12 +21,14 @@ class ColumnParallelLinear {
 
  private:
   WeightId weight_;
+  CutDim out_;
 };
 
 // y = x Wᵀ with the in-features cut over the group. W is stored transposed, (in, out): unit-major.
 class RowParallelLinear {
  public:
-  explicit RowParallelLinear(WeightId weight) : weight_(weight) {}
+  // in: the cut dim.
+  RowParallelLinear(WeightId weight, CutDim in) : weight_(weight), in_(std::move(in)) {}
 
   // x (T, in of this rank) -> (local, out).
   Tensor forward(const LayerContext& ctx, const Tensor& x) const;
@@ -35,6 +38,7 @@ class RowParallelLinear {
 
  private:
   WeightId weight_;
+  CutDim in_;
 };
 
 }  // namespace invar

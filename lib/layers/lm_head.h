@@ -2,7 +2,6 @@
 
 #include <optional>
 
-#include "layers/group_product.h"
 #include "layers/vocab_embedding.h"
 
 namespace invar {
@@ -11,10 +10,8 @@ namespace invar {
 // gradient is taken in the same pass, so backward costs no second projection.
 class LmHead {
  public:
-  // logits = softcap · tanh(x Wᵀ / softcap); 0: x Wᵀ. sample_chunk: tokens of a sample whose gradient of the weight is
-  // one product, in fixed order; it divides the sequence length.
-  explicit LmHead(const VocabTable& table, double softcap = 0, int64_t sample_chunk = 0)
-      : table_(table), softcap_(static_cast<float>(softcap)), sample_chunk_(sample_chunk) {}
+  // logits = softcap · tanh(x Wᵀ / softcap); 0: x Wᵀ.
+  explicit LmHead(const VocabTable& table, double softcap = 0) : table_(table), softcap_(static_cast<float>(softcap)) {}
 
   // x (local, C), labels i32 (T), negative = not counted. Adds each sample's Σ loss of the counted tokens, equal on all
   // ranks of the tensor group, to loss_sums f64 (samples). With gradient_scale, adds the weight's gradient of
@@ -34,16 +31,14 @@ class LmHead {
     Tensor logits;                // f32 (n, vocabulary of this rank)
     Tensor maximum, sum, target;  // f32 (n), over the whole vocabulary
   };
-  int64_t chunk_size(const LayerContext& ctx) const;
-  Chunk make_logits(const LayerContext& ctx, Range tokens, const Tensor& x, const Tensor& labels) const;
-  void statistics(const LayerContext& ctx, const Chunk& chunk, const Tensor& sums) const;
-  void statistics_in_order(const LayerContext& ctx, const Chunk& chunk, const LeafCut& leaves) const;
+  Chunk make_logits(const LayerContext& ctx, const Tensor& weight, Range tokens, const Tensor& x,
+                    const Tensor& labels) const;
   void add_losses(const LayerContext& ctx, const Chunk& chunk, const Tensor& loss_sums) const;
-  void chunk_gradient(const LayerContext& ctx, const Chunk& chunk, float scale, const GroupProduct& d_x) const;
+  void chunk_gradient(const LayerContext& ctx, const Tensor& weight, const Chunk& chunk, float scale,
+                      CutProduct& d_x) const;
 
   VocabTable table_;
   float softcap_;
-  int64_t sample_chunk_;
 };
 
 }  // namespace invar

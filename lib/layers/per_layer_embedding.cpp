@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "layers/group_product.h"
 #include "ops/elementwise.h"
 
 namespace invar {
@@ -19,17 +18,13 @@ std::vector<RowRun> runs_of(int64_t layers, int64_t units_in_all, Range units, i
   return runs;
 }
 
-// Of a parameter whose runs are this rank's whole weight. leaves: of sums over its rows, if there are any. The terms of
-// a vector are sums over a sample.
-Weight weight_of(const ParameterTable& table, Parameter parameter, std::shared_ptr<const LeafCut> leaves = nullptr) {
+// Of a parameter whose runs are this rank's whole weight.
+Weight weight_of(Parameter parameter) {
   Weight weight;
-  weight.leaves = std::move(leaves);
   weight.name = parameter.name;
   for (const RowRun& run : parameter.runs) weight.rows += run.global.size();
   weight.cols = parameter.cols();
-  const bool vector = parameter.shape.size() == 1;
-  weight.decay = !vector;
-  if (vector && table.fixed_order()) weight.terms = VectorTerms{VectorTerms::Of::kSamples};
+  weight.decay = parameter.shape.size() > 1;
   weight.parameters = {std::move(parameter)};
   return weight;
 }
@@ -51,55 +46,53 @@ Parameter cut_on_columns(const std::string& name, const std::vector<int64_t>& sh
 }
 
 // Cut by columns, whole vocabulary on every rank: lookups stay local, and so do their gradients.
-WeightId add_table(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
+WeightId add_table(const LayerSetup& setup, const PerLayerEmbeddingSpec& spec, Range units) {
   Parameter parameter = cut_on_columns(spec.table, {spec.vocab_size, spec.layers * spec.width},
                                        runs_of(spec.layers, spec.width / spec.block, units, 1), spec.block);
   parameter.zero_row = spec.frozen_token;
-  Weight weight = weight_of(table, std::move(parameter));
+  Weight weight = weight_of(std::move(parameter));
   weight.lookups_only = true;
-  return table.add(std::move(weight));
+  return setup.table.add(std::move(weight));
 }
 
-WeightId add_projection(ParameterTable& table, const PerLayerEmbeddingSpec& spec, const UnitCut& cut) {
-  return table.add(weight_of(table,
-                             cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
-                                         runs_of(spec.layers, spec.width / spec.block, cut.mine(), spec.block)),
-                             cut.leaf_cut(spec.block, spec.layers)));
+ColumnParallelLinear add_projection(const LayerSetup& setup, const PerLayerEmbeddingSpec& spec, const UnitCut& cut) {
+  Parameter parameter = cut_on_rows(spec.projection, {spec.layers * spec.width, spec.hidden_size},
+                                    runs_of(spec.layers, spec.width / spec.block, cut.mine(), spec.block));
+  return {setup.table.add(weight_of(std::move(parameter))), cut.dim(spec.block, spec.layers)};
 }
 
-WeightId add_norm(ParameterTable& table, const PerLayerEmbeddingSpec& spec, Range units) {
+WeightId add_norm(const LayerSetup& setup, const PerLayerEmbeddingSpec& spec, Range units) {
   Parameter parameter = cut_on_rows(spec.norm, {spec.width}, runs_of(1, spec.width / spec.block, units, spec.block));
   parameter.init = Init::kOnes;
-  return table.add(weight_of(table, std::move(parameter)));
+  Weight weight = weight_of(std::move(parameter));
+  weight.vector = VectorSum{VectorSum::Over::kSamples};
+  return setup.table.add(std::move(weight));
 }
 
-WeightId add_gate(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
-  return table.add(weight_of(table,
-                             cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
-                                         runs_of(1, spec.width / spec.block, cut.mine(), spec.block)),
-                             cut.leaf_cut(spec.block)));
+ColumnParallelLinear add_gate(const LayerSetup& setup, const PerLayerGateSpec& spec, const UnitCut& cut) {
+  Parameter parameter = cut_on_rows(spec.gate, {spec.width, spec.hidden_size},
+                                    runs_of(1, spec.width / spec.block, cut.mine(), spec.block));
+  return {setup.table.add(weight_of(std::move(parameter))), cut.dim(spec.block)};
 }
 
-WeightId add_gate_projection(ParameterTable& table, const PerLayerGateSpec& spec, const UnitCut& cut) {
-  return table.add(weight_of(table,
-                             cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
-                                            runs_of(1, spec.width / spec.block, cut.mine(), spec.block), 1),
-                             cut.leaf_cut(spec.block)));
+RowParallelLinear add_gate_projection(const LayerSetup& setup, const PerLayerGateSpec& spec, const UnitCut& cut) {
+  Parameter parameter = cut_on_columns(spec.projection, {spec.hidden_size, spec.width},
+                                       runs_of(1, spec.width / spec.block, cut.mine(), spec.block), 1);
+  return {setup.table.add(weight_of(std::move(parameter))), cut.dim(spec.block)};
 }
 
 }  // namespace
 
-PerLayerEmbedding::PerLayerEmbedding(ParameterTable& table, const Communicator& tensor,
-                                     const PerLayerEmbeddingSpec& spec)
+PerLayerEmbedding::PerLayerEmbedding(const LayerSetup& setup, const PerLayerEmbeddingSpec& spec)
     : spec_(spec),
-      cut_(table.cut(spec.width / spec.block, tensor)),
-      column_leaves_(cut_.leaf_cut(spec.block)),
+      cut_(setup.cut(spec.width / spec.block)),
+      columns_(cut_.dim(spec.block)),
       lookup_{static_cast<float>(spec.scale), spec.frozen_token},
       params_{spec.layers, spec.width, static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.hidden_size))),
               static_cast<float>(spec.norm_eps)},
-      table_(add_table(table, spec, cut_.mine())),
-      projection_(add_projection(table, spec, cut_)),
-      norm_(add_norm(table, spec, cut_.mine())) {}
+      table_(add_table(setup, spec, cut_.mine())),
+      projection_(add_projection(setup, spec, cut_)),
+      norm_(add_norm(setup, spec, cut_.mine())) {}
 
 Tensor PerLayerEmbedding::of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer) {
   const int64_t tokens = ctx.region.tokens();
@@ -118,14 +111,14 @@ void PerLayerEmbedding::forward(const LayerContext& ctx, const Tensor& tokens, c
   }
   const ArenaScope scope(ctx.scratch);
   saved.x = projection_.forward(ctx, x, saved.projected);
-  sum_over_columns(ctx, saved.squares, [&](const Tensor& sums, std::span<const Range> leaves) {
-    ops::per_layer_squares(ctx.stream, params_, saved.projected, sums, leaves);
+  ctx.sums.sum_columns(ctx, columns_, saved.squares, [&](const Tensor& sums, std::span<const Range> parts) {
+    ops::per_layer_squares(ctx.stream, params_, saved.projected, sums, parts);
   });
   const Tensor looked_up = ctx.scratch.allocate("per-layer lookup", ctx.activation, {t, spec_.layers * width});
-  ops::column_embedding_forward(ctx.stream, lookup_, tokens, ctx.weights.acquire_forward(table_), spec_.block,
+  ops::column_embedding_forward(ctx.stream, lookup_, tokens, ctx.forward_weight(table_).value(), spec_.block,
                                 looked_up);
-  ops::per_layer_input_forward(ctx.stream, params_,
-                               {saved.projected, saved.squares, ctx.weights.acquire_forward(norm_)}, looked_up,
+  const HeldWeight norm = ctx.forward_weight(norm_);
+  ops::per_layer_input_forward(ctx.stream, params_, {saved.projected, saved.squares, norm.value()}, looked_up,
                                saved.inputs);
 }
 
@@ -133,50 +126,30 @@ void PerLayerEmbedding::backward(const LayerContext& ctx, const Tensor& tokens, 
                                  const Tensor& d_x) const {
   const ArenaScope scope(ctx.scratch);
   const int64_t t = ctx.region.tokens();
-  const ops::PerLayerProjection projection{saved.projected, saved.squares, ctx.weights.acquire_backward(norm_)};
+  const HeldWeight norm = ctx.backward_weight(norm_);
+  const ops::PerLayerProjection projection{saved.projected, saved.squares, norm.value()};
   const Tensor dots = ctx.scratch.allocate("per-layer dots", DType::kF32, {t, spec_.layers});
-  sum_over_columns(ctx, dots, [&](const Tensor& sums, std::span<const Range> leaves) {
-    ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, sums, leaves);
+  ctx.sums.sum_columns(ctx, columns_, dots, [&](const Tensor& sums, std::span<const Range> parts) {
+    ops::per_layer_dots(ctx.stream, params_, projection, saved.d_inputs, sums, parts);
   });
   const Tensor d_looked_up = ctx.scratch.allocate("d per-layer lookup", ctx.activation, {t, saved.projected.dim(1)});
   // Replaces saved.projected by its gradient.
   ops::per_layer_input_backward(ctx.stream, params_, projection, saved.d_inputs, dots, saved.projected, d_looked_up,
-                                ctx.weights.vector_gradient(norm_));
-  ctx.weights.gradient_done(norm_);
-  ctx.weights.accumulate_lookups(ctx.stream, table_, {0, t}, [&](Range part, const ops::SampleSums& sums) {
+                                ctx.gradients.vector(norm_));
+  ctx.gradients.done(norm_);
+  ctx.gradients.add_lookups(ctx, table_, [&](Range part, const ops::SampleSums& sums) {
     ops::column_embedding_backward(ctx.stream, lookup_, tokens.rows(part.begin, part.end),
                                    d_looked_up.rows(part.begin, part.end), spec_.block, sums);
   });
-  ctx.weights.gradient_done(table_);
+  ctx.gradients.done(table_);
   ops::add(ctx.stream, d_x, projection_.backward(ctx, ctx.keep ? saved.x : x, saved.projected), d_x);
 }
 
-// sums f32 (T, L) of terms over the columns of all ranks, made by terms(sums of this rank or by leaf, leaves).
-void PerLayerEmbedding::sum_over_columns(
-    const LayerContext& ctx, const Tensor& sums,
-    const std::function<void(const Tensor&, std::span<const Range>)>& terms) const {
-  if (column_leaves_ == nullptr) {
-    terms(sums, {});
-    ctx.region.group().all_reduce(ctx.stream, sums, ReduceOp::kSum);
-    return;
-  }
-  const ArenaScope scope(ctx.scratch);
-  const std::vector<Range>& columns = column_leaves_->rows;
-  const Tensor by_leaf =
-      ctx.scratch.allocate("sums by leaf", DType::kF32, {std::ssize(columns), sums.dim(0), sums.dim(1)});
-  terms(by_leaf, columns);
-  std::vector<Tensor> leaves;
-  for (int64_t leaf = 0; leaf < std::ssize(columns); ++leaf) {
-    leaves.push_back(by_leaf.rows(leaf, leaf + 1).view({sums.numel()}));
-  }
-  sum_leaves(ctx, *column_leaves_, leaves, sums.view({sums.numel()}));
-}
-
-PerLayerGate::PerLayerGate(ParameterTable& table, const Communicator& tensor, const PerLayerGateSpec& spec)
+PerLayerGate::PerLayerGate(const LayerSetup& setup, const PerLayerGateSpec& spec)
     : spec_(spec),
-      cut_(table.cut(spec.width / spec.block, tensor)),
-      gate_(add_gate(table, spec, cut_)),
-      projection_(add_gate_projection(table, spec, cut_)) {}
+      cut_(setup.cut(spec.width / spec.block)),
+      gate_(add_gate(setup, spec, cut_)),
+      projection_(add_gate_projection(setup, spec, cut_)) {}
 
 Tensor PerLayerGate::gated(const LayerContext& ctx, const Tensor& input, const Saved& saved) const {
   const Tensor product = ctx.scratch.allocate("gated input", ctx.activation, {input.dim(0), input.dim(1)});

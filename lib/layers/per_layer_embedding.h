@@ -4,7 +4,6 @@
 #include "ops/embedding.h"
 #include "ops/gated_activation.h"
 #include "ops/per_layer_input.h"
-#include "parallel/replica_groups.h"
 
 namespace invar {
 
@@ -35,7 +34,7 @@ class PerLayerEmbedding {
     Tensor d_inputs;   // the same; layers write their own part in backward
   };
 
-  PerLayerEmbedding(ParameterTable& table, const Communicator& tensor, const PerLayerEmbeddingSpec& spec);
+  PerLayerEmbedding(const LayerSetup& setup, const PerLayerEmbeddingSpec& spec);
 
   // tokens i32 (T), x (local, C) the embedded tokens. Fills saved; d_inputs only if with_gradient.
   void forward(const LayerContext& ctx, const Tensor& tokens, const Tensor& x, bool with_gradient, Saved& saved) const;
@@ -46,12 +45,9 @@ class PerLayerEmbedding {
   static Tensor of_layer(const LayerContext& ctx, const Tensor& inputs, int64_t layer);
 
  private:
-  void sum_over_columns(const LayerContext& ctx, const Tensor& sums,
-                        const std::function<void(const Tensor&, std::span<const Range>)>& terms) const;
-
   PerLayerEmbeddingSpec spec_;
   UnitCut cut_;
-  std::shared_ptr<const LeafCut> column_leaves_;  // of sums over P
+  CutDim columns_;  // P
   ops::LookupParams lookup_;
   ops::PerLayerInputParams params_;
   WeightId table_;
@@ -76,7 +72,7 @@ class PerLayerGate {
     Tensor gate;  // (T, w)
   };
 
-  PerLayerGate(ParameterTable& table, const Communicator& tensor, const PerLayerGateSpec& spec);
+  PerLayerGate(const LayerSetup& setup, const PerLayerGateSpec& spec);
 
   // h (local, C), input (T, w) -> (local, C).
   Tensor forward(const LayerContext& ctx, const Tensor& h, const Tensor& input, Saved& saved) const;

@@ -2,16 +2,14 @@
 
 #include "layers/layer_context.h"
 #include "ops/norm.h"
-#include "parallel/replica_groups.h"
 
 namespace invar {
 
 // RMSNorm over the hidden dim of local tokens. Its weight is whole on every rank; under sequence parallelism each rank
-// sees its own tokens only, so the gradients are terms of a sum over the tensor group.
+// sees its own tokens only, so each has a part of the gradient.
 class RmsNorm {
  public:
-  RmsNorm(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name, int64_t size, double eps,
-          bool sequence_parallel);
+  RmsNorm(const LayerSetup& setup, const std::string& name, int64_t size, double eps);
 
   // x (local, C) -> y; rstd f32 (local) is kept for backward.
   void forward(const LayerContext& ctx, const Tensor& x, const Tensor& y, const Tensor& rstd) const;
@@ -27,9 +25,9 @@ class RmsNorm {
   float eps_;
 };
 
-// A one-dim weight that every rank of the tensor group holds whole. partial_gradient: each rank adds the terms that it
-// sees. In fixed order these are `terms`, and every rank gets them all.
-WeightId add_replicated_vector(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name,
-                               int64_t size, bool partial_gradient, VectorTerms terms);
+// A one-dim weight that every rank of the tensor group holds whole. in_parts: each rank sees only a part of what its
+// gradient is a sum over.
+WeightId add_replicated_vector(const LayerSetup& setup, const std::string& name, int64_t size, bool in_parts,
+                               VectorSum sum);
 
 }  // namespace invar

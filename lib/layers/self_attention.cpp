@@ -2,7 +2,6 @@
 
 #include "layers/rms_norm.h"
 #include "ops/elementwise.h"
-#include "parallel/tree_collectives.h"
 
 namespace invar {
 namespace {
@@ -13,7 +12,8 @@ int64_t raw_kv_heads(const AttentionSpec& spec) {
 }
 
 // Rows per KV group of this rank: [q heads of the group, k, v], without what the layer has not.
-WeightId add_qkv(ParameterTable& table, Communicator* replicas, const AttentionSpec& spec, const HeadCut& cut) {
+ColumnParallelLinear add_qkv(const LayerSetup& setup, Communicator* replicas, const AttentionSpec& spec,
+                             const HeadCut& cut) {
   const int64_t d = spec.head_dim;
   const HeadPartition& heads = cut.mine();
   const int64_t group_rows = (heads.heads_per_group + raw_kv_heads(spec)) * d;
@@ -23,9 +23,7 @@ WeightId add_qkv(ParameterTable& table, Communicator* replicas, const AttentionS
   Parameter k;
   k.name = spec.prefix + "k_proj.weight";
   k.shape = {spec.kv_heads * d, spec.hidden_size};
-  k.replicas = replicas;
-  // Each copy serves its own query heads; in fixed order their sum comes before the product.
-  k.partial_gradient = replicas != nullptr && !table.fixed_order();
+  setup.sums.set_copies(k, replicas, true);  // each serves its own query heads
   Parameter v = k;
   v.name = spec.prefix + "v_proj.weight";
   for (int64_t group = 0; group < heads.kv_heads.size(); ++group) {
@@ -41,13 +39,12 @@ WeightId add_qkv(ParameterTable& table, Communicator* replicas, const AttentionS
   weight.rows = heads.kv_heads.size() * group_rows;
   weight.cols = spec.hidden_size;
   weight.parameters = {std::move(q)};
-  weight.leaves = cut.leaf_cut(d, raw_kv_heads(spec));
   if (!spec.borrows) weight.parameters.push_back(std::move(k));
   if (!spec.borrows && !spec.values_from_keys) weight.parameters.push_back(std::move(v));
-  return table.add(std::move(weight));
+  return {setup.table.add(std::move(weight)), cut.dim(d, raw_kv_heads(spec))};
 }
 
-WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadCut& cut) {
+RowParallelLinear add_out(const LayerSetup& setup, const AttentionSpec& spec, const HeadCut& cut) {
   const int64_t d = spec.head_dim;
   const HeadPartition& heads = cut.mine();
   Parameter o;
@@ -59,83 +56,34 @@ WeightId add_out(ParameterTable& table, const AttentionSpec& spec, const HeadCut
   weight.name = o.name;
   weight.rows = heads.query_heads.size() * d;
   weight.cols = spec.hidden_size;
-  weight.leaves = cut.leaf_cut(d, 0);
   weight.parameters = {std::move(o)};
-  return table.add(std::move(weight));
-}
-
-// out (T, C) = the sum of the terms (T, held runs, C) over the ranks that hold the group (null: this one alone),
-// rounded.
-void sum_over_runs(const LayerContext& ctx, const LeafCut& cut, Communicator* ranks, const Tensor& terms,
-                   const Tensor& out) {
-  const int64_t leaves = cut.plan.leaves();
-  const std::vector<Range>& held = cut.program.nodes;
-  const int64_t first = held.front().begin;
-  if (ranks == nullptr) return ops::tree_sum(ctx.stream, node_program(leaves, held.front(), first), terms, out);
-  if (cut.plan.one_leaf_each()) {
-    const Tensor leaf = terms.view({terms.numel()});
-    return tree_all_reduce(ctx.stream, *ranks, cut.plan, {&leaf, 1}, out.view({out.numel()}), ctx.scratch);
-  }
-  const ArenaScope scope(ctx.scratch);
-  std::vector<Tensor> nodes;
-  for (const Range& node : held) {
-    const Tensor sum = ctx.scratch.allocate("sum over runs", DType::kF32, {out.dim(0), out.dim(1)});
-    ops::tree_sum(ctx.stream, node_program(leaves, node, first), terms, sum);
-    nodes.push_back(sum.view({sum.numel()}));
-  }
-  tree_all_reduce(ctx.stream, *ranks, cut.plan, nodes, out.view({out.numel()}), ctx.scratch);
+  return {setup.table.add(std::move(weight)), cut.dim(d, 0)};
 }
 
 }  // namespace
 
-SelfAttention::SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec,
-                             const ops::RopeTable& rope)
+SelfAttention::SelfAttention(const LayerSetup& setup, const AttentionSpec& spec, const ops::RopeTable& rope)
     : spec_(spec),
-      cut_(table.cut_heads(spec.query_heads, spec.kv_heads, *replicas.tensor())),
+      cut_(setup.sums.cut_heads(spec.query_heads, spec.kv_heads, *setup.tensor())),
       heads_(cut_.mine()),
-      parts_(parts_of(cut_)),
-      kv_replicas_(replicas.kv_heads(spec.query_heads, spec.kv_heads)),
+      calls_(cut_.calls()),
+      kv_replicas_(setup.groups.kv_heads(spec.query_heads, spec.kv_heads)),
       rope_(rope),
-      qkv_(add_qkv(table, kv_replicas_, spec, cut_)),
-      out_(add_out(table, spec, cut_)),
+      qkv_(add_qkv(setup, kv_replicas_, spec, cut_)),
+      out_(add_out(setup, spec, cut_)),
       // Every rank sees its own heads only, with or without sequence parallelism.
       q_norm_(
-          add_replicated_vector(table, replicas, spec.prefix + "q_norm.weight", spec.head_dim, true,
-                                {VectorTerms::Of::kHeads, heads_.query_heads.size(), cut_.query_heads_of_ranks()})) {
+          add_replicated_vector(setup, spec.prefix + "q_norm.weight", spec.head_dim, true,
+                                {VectorSum::Over::kHeads, heads_.query_heads.size(), cut_.query_heads_of_ranks()})) {
   INVAR_CHECK(spec.normed_values || (!spec.borrows && !spec.values_from_keys),
               "{}: values that are shared or taken from the keys are normed", spec.prefix);
   if (!spec.borrows) {
-    k_norm_ = add_replicated_vector(table, replicas, spec.prefix + "k_norm.weight", spec.head_dim, true,
-                                    {VectorTerms::Of::kHeads, heads_.kv_heads.size(), cut_.kv_heads_of_ranks()});
+    k_norm_ = add_replicated_vector(setup, spec.prefix + "k_norm.weight", spec.head_dim, true,
+                                    {VectorSum::Over::kHeads, heads_.kv_heads.size(), cut_.kv_heads_of_ranks()});
   } else {  // released files have them, Hugging Face does not write them again
-    for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"}) table.add_unused(spec.prefix + name);
+    for (const char* name : {"k_proj.weight", "v_proj.weight", "k_norm.weight"})
+      setup.table.add_unused(spec.prefix + name);
   }
-}
-
-std::vector<SelfAttention::Part> SelfAttention::parts_of(const HeadCut& cut) {
-  const std::vector<Range> runs = cut.runs();
-  const int64_t groups = cut.mine().kv_heads.size();
-  std::vector<Range> stretches;  // of runs of one length
-  for (size_t run = 0; run < runs.size(); ++run) {
-    const auto end = static_cast<int64_t>(run) + 1;
-    if (run == 0 || runs[run].size() != runs[run - 1].size()) stretches.push_back({end - 1, end});
-    stretches.back().end = end;
-  }
-  std::vector<Part> parts;
-  int64_t first = 0;
-  const auto add = [&](Range held, Range of_runs) {
-    const Range heads{runs[static_cast<size_t>(of_runs.begin)].begin, runs[static_cast<size_t>(of_runs.end) - 1].end};
-    parts.push_back({held, heads, of_runs, first});
-    first += parts.back().query_heads();
-  };
-  if (std::ssize(runs) <= groups * std::ssize(stretches)) {
-    for (int64_t run = 0; run < std::ssize(runs); ++run) add({0, groups}, {run, run + 1});
-  } else {
-    for (int64_t group = 0; group < groups; ++group) {
-      for (const Range& stretch : stretches) add({group, group + 1}, stretch);
-    }
-  }
-  return parts;
 }
 
 int64_t SelfAttention::kv_width() const {
@@ -155,27 +103,6 @@ ops::HeadView SelfAttention::raw(const Tensor& qkv, Kind kind) const {
   return {qkv, groups, 1, d, group_rows(), (heads_.heads_per_group + (second ? 1 : 0)) * d};
 }
 
-// The part's query heads, a group for each of its runs.
-ops::HeadView SelfAttention::queries_of(ops::HeadView view, const Part& part) {
-  view.offset += part.groups.begin * view.group_stride + part.heads.begin * view.head_dim;
-  view.groups = part.groups.size() * part.runs.size();
-  view.heads_per_group = part.heads.size() / part.runs.size();
-  if (part.runs.size() > 1) view.group_stride = view.heads_per_group * view.head_dim;
-  return view;
-}
-
-ops::HeadView SelfAttention::keys_of(ops::HeadView view, const Part& part) {
-  view.offset += part.groups.begin * view.group_stride;
-  view.groups = part.groups.size() * part.runs.size();
-  if (part.runs.size() > 1) view.group_stride = 0;
-  return view;
-}
-
-Tensor SelfAttention::lse_of(const Tensor& lse, const Part& part) {
-  const int64_t tokens = lse.dim(0), heads = part.query_heads();
-  return lse.view({lse.numel()}).rows(tokens * part.first, tokens * (part.first + heads)).view({tokens, heads});
-}
-
 // (T, Hq·D): the query heads alone.
 ops::HeadView SelfAttention::per_head(const Tensor& out) const {
   const int64_t group_width = heads_.heads_per_group * spec_.head_dim;
@@ -188,18 +115,8 @@ ops::HeadView SelfAttention::final_kv(const Tensor& kv, Kind kind) const {
   return {kv, groups, 1, d, kv.dim(1) / groups, kind == Kind::kValue ? d : 0};
 }
 
-// What a part adds to gradients of keys or values. terms (T, per run what final_kv takes).
-ops::HeadView SelfAttention::term_of(const Tensor& terms, const Part& part, Kind kind) const {
-  const int64_t group = 2 * spec_.head_dim;
-  const int64_t run = heads_.kv_heads.size() * group;
-  const int64_t offset =
-      part.runs.begin * run + part.groups.begin * group + (kind == Kind::kValue ? spec_.head_dim : 0);
-  const int64_t stride = part.runs.size() > 1 ? run : group;
-  return {terms, part.groups.size() * part.runs.size(), 1, spec_.head_dim, stride, offset};
-}
-
 ops::AttentionParams SelfAttention::params(const LayerContext& ctx) const {
-  return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window, ctx.document_starts};
+  return {ctx.sequence_length, static_cast<float>(spec_.scale), spec_.window, ctx.document_starts, ctx.sums.numerics()};
 }
 
 // Of queries and keys.
@@ -217,13 +134,13 @@ SelfAttention::Heads SelfAttention::prepare(const LayerContext& ctx, const Tenso
   Arena& arena = ctx.keep ? ctx.saved : ctx.scratch;
   Heads heads;
   heads.q = per_head(arena.allocate("q rotated", ctx.activation, {tokens, query_width()}));
-  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.weights.acquire_forward(q_norm_)), raw(qkv, Kind::kQuery),
+  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.forward_weight(q_norm_).value()), raw(qkv, Kind::kQuery),
                               heads.q);
   const Tensor kv = shared != nullptr ? shared->kv : arena.allocate("k, v", ctx.activation, {tokens, kv_width()});
   heads.k = final_kv(kv, Kind::kKey);
   heads.v = spec_.normed_values ? final_kv(kv, Kind::kValue) : raw(qkv, Kind::kValue);
   if (spec_.borrows) return heads;
-  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.weights.acquire_forward(*k_norm_)), raw(qkv, Kind::kKey),
+  ops::head_norm_rope_forward(ctx.stream, head_norm(ctx, ctx.forward_weight(*k_norm_).value()), raw(qkv, Kind::kKey),
                               heads.k);
   if (spec_.normed_values) {
     ops::head_norm_rope_forward(ctx.stream, value_norm(), raw(qkv, Kind::kValue), heads.v);
@@ -237,8 +154,8 @@ std::string SelfAttention::explain(const LayerContext& ctx) const {
     return Tensor(nullptr, ctx.activation, ctx.stream.device(), {tokens, width});
   };
   return ops::explain_attention(ctx.stream.device(), params(ctx),
-                                queries_of(per_head(without_memory(query_width())), parts_.front()),
-                                keys_of(final_kv(without_memory(kv_width()), Kind::kKey), parts_.front()));
+                                calls_.front().queries(per_head(without_memory(query_width()))),
+                                calls_.front().keys(final_kv(without_memory(kv_width()), Kind::kKey)));
 }
 
 Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const SharedKv* shared, Saved& saved) const {
@@ -251,11 +168,11 @@ Tensor SelfAttention::forward(const LayerContext& ctx, const Tensor& x, const Sh
     const ArenaScope scope(ctx.scratch);
     const Heads heads = prepare(ctx, saved.qkv, shared);
     if (ctx.keep) saved.heads = heads;
-    for (const Part& part : parts_) {
-      const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
+    for (const HeadCall& call : calls_) {
+      const ops::HeadView q = call.queries(heads.q), k = call.keys(heads.k);
       ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
-          .forward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
-                   lse_of(saved.lse, part));
+          .forward(ctx.stream, params(ctx), q, k, call.keys(heads.v), call.queries(per_head(saved.out)),
+                   call.statistics(saved.lse));
     }
   }
   return out_.forward(ctx, saved.out);
@@ -290,44 +207,26 @@ Tensor SelfAttention::backward(const LayerContext& ctx, const Tensor& x, const S
 Tensor SelfAttention::attention_backward(const LayerContext& ctx, const Heads& heads, const Saved& saved,
                                          const ops::HeadView& d_out, const ops::HeadView& d_q,
                                          const ops::HeadView& d_v) const {
-  const int64_t tokens = ctx.region.tokens();
-  const auto part_backward = [&](const Part& part, const ops::HeadView& d_k_of_part, const ops::HeadView& d_v_of_part) {
+  KvGradients d_kv(ctx, cut_, kv_replicas_, spec_.head_dim, spec_.normed_values ? nullptr : &d_v);
+  for (const HeadCall& call : calls_) {
     const ArenaScope scope(ctx.scratch);
-    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {tokens, part.query_heads()});
-    const ops::HeadView q = queries_of(heads.q, part), k = keys_of(heads.k, part);
+    const Tensor delta = ctx.scratch.allocate("delta", DType::kF32, {ctx.region.tokens(), call.query_heads()});
+    const ops::HeadView q = call.queries(heads.q), k = call.keys(heads.k);
     ops::choose_attention(ctx.stream.device(), params(ctx), q, k)
-        .backward(ctx.stream, params(ctx), q, k, keys_of(heads.v, part), queries_of(per_head(saved.out), part),
-                  lse_of(saved.lse, part), queries_of(d_out, part), delta, queries_of(d_q, part), d_k_of_part,
-                  d_v_of_part);
-  };
-  const LeafCut* const sum = cut_.run_sum();
-  const bool side_by_side = spec_.normed_values || sum != nullptr;
-  const int64_t width = heads_.kv_heads.size() * (side_by_side ? 2 : 1) * spec_.head_dim;
-  const Tensor d_kv = ctx.scratch.allocate("d_k, d_v", ctx.activation, {tokens, width});
-  if (sum == nullptr) {
-    part_backward(parts_.front(), final_kv(d_kv, Kind::kKey), side_by_side ? final_kv(d_kv, Kind::kValue) : d_v);
-    return d_kv;
+        .backward(ctx.stream, params(ctx), q, k, call.keys(heads.v), call.queries(per_head(saved.out)),
+                  call.statistics(saved.lse), call.queries(d_out), delta, call.queries(d_q), d_kv.keys(call),
+                  d_kv.values(call));
   }
-  {
-    const ArenaScope scope(ctx.scratch);
-    const int64_t runs = parts_.back().runs.end;
-    const Tensor terms = ctx.scratch.allocate("terms of runs", ctx.activation, {tokens, runs * width});
-    for (const Part& part : parts_) {
-      part_backward(part, term_of(terms, part, Kind::kKey), term_of(terms, part, Kind::kValue));
-    }
-    sum_over_runs(ctx, *sum, kv_replicas_, terms.view({tokens, runs, width}), d_kv);
-  }
-  if (!spec_.normed_values) ops::copy_heads(ctx.stream, final_kv(d_kv, Kind::kValue), d_v);
-  return d_kv;
+  return d_kv.sum();
 }
 
 void SelfAttention::head_norm_backward(const LayerContext& ctx, Kind kind, const ops::HeadView& d_out,
                                        const Tensor& qkv, const Tensor& d_qkv) const {
   const WeightId weight = kind == Kind::kQuery ? q_norm_ : *k_norm_;
-  const ops::HeadNormRope norm = head_norm(ctx, ctx.weights.acquire_backward(weight));
-  ops::head_norm_rope_backward(ctx.stream, norm, d_out, raw(qkv, kind), ops::Write::kSet, raw(d_qkv, kind),
-                               ctx.weights.vector_gradient(weight));
-  ctx.weights.gradient_done(weight);
+  const HeldWeight held = ctx.backward_weight(weight);
+  ops::head_norm_rope_backward(ctx.stream, head_norm(ctx, held.value()), d_out, raw(qkv, kind), ops::Write::kSet,
+                               raw(d_qkv, kind), ctx.gradients.vector(weight));
+  ctx.gradients.done(weight);
 }
 
 // From the gradients of the final keys and values to those of their raw heads in d_qkv.

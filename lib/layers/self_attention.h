@@ -5,8 +5,7 @@
 #include "layers/linear.h"
 #include "ops/attention.h"
 #include "ops/norm.h"
-#include "parallel/head_cut.h"
-#include "parallel/replica_groups.h"
+#include "parallel/kv_gradients.h"
 
 namespace invar {
 
@@ -30,10 +29,8 @@ struct SharedKv {
   Tensor d_kv;  // f32, the same shape
 };
 
-// Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition). Where runs of a
-// group's query heads are leaves (HeadCut), attention takes each for a group of its own, and what the runs add to the
-// gradients of keys and values is summed over the ranks that hold these; on each of them all else that concerns keys
-// and values is the same.
+// Causal grouped-query attention with q/k norm and RoPE, tensor-parallel over heads (HeadPartition), computed by the
+// calls that the cut of the heads says (HeadCut).
 class SelfAttention {
  public:
   // What attention takes: rotated q, final k and v.
@@ -46,10 +43,10 @@ class SelfAttention {
     Heads heads;  // with ctx.keep
     Tensor qkv;   // (T, rows of this rank): per KV group [q heads, k, v], without what the layer has not
     Tensor out;   // (T, Hq·D of this rank)
-    Tensor lse;   // f32, for each part in turn (T, its query heads)
+    Tensor lse;   // f32, for each call of attention in turn (T, its query heads)
   };
 
-  SelfAttention(ParameterTable& table, ReplicaGroups& replicas, const AttentionSpec& spec, const ops::RopeTable& rope);
+  SelfAttention(const LayerSetup& setup, const AttentionSpec& spec, const ops::RopeTable& rope);
 
   // x (local, C) -> (local, C). `shared` if the layer borrows (read) or others borrow from it (kv is written), else
   // null. With ctx.keep and without a gather x stays until backward.
@@ -67,28 +64,12 @@ class SelfAttention {
 
  private:
   enum class Kind { kQuery, kKey, kValue };
-  // What one call of attention computes: one run of all groups, or neighbouring runs of one length of one group, which
-  // are groups to it that see the same keys and values; whichever takes fewer calls.
-  struct Part {
-    Range groups;       // held ones
-    Range heads;        // of each of them
-    Range runs;         // of each of them
-    int64_t first = 0;  // query heads of earlier parts
-
-    int64_t query_heads() const { return groups.size() * heads.size(); }
-  };
-  static std::vector<Part> parts_of(const HeadCut& cut);
-
   int64_t group_rows() const;
   int64_t row() const { return heads_.kv_heads.size() * group_rows(); }
   int64_t query_width() const { return heads_.query_heads.size() * spec_.head_dim; }
   ops::HeadView raw(const Tensor& qkv, Kind kind) const;
   ops::HeadView per_head(const Tensor& out) const;
-  static ops::HeadView queries_of(ops::HeadView view, const Part& part);
-  static ops::HeadView keys_of(ops::HeadView view, const Part& part);
-  static Tensor lse_of(const Tensor& lse, const Part& part);
   ops::HeadView final_kv(const Tensor& kv, Kind kind) const;
-  ops::HeadView term_of(const Tensor& terms, const Part& part, Kind kind) const;
   ops::AttentionParams params(const LayerContext& ctx) const;
   ops::HeadNormRope head_norm(const LayerContext& ctx, const Tensor& weight) const;
   ops::HeadNormRope value_norm() const;
@@ -102,7 +83,7 @@ class SelfAttention {
   AttentionSpec spec_;
   HeadCut cut_;
   HeadPartition heads_;
-  std::vector<Part> parts_;
+  std::vector<HeadCall> calls_;
   Communicator* kv_replicas_;  // ranks with copies of the KV heads, or null
   const ops::RopeTable& rope_;
   ColumnParallelLinear qkv_;

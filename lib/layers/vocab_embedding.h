@@ -11,10 +11,11 @@ struct VocabTable {
   Range rows;              // padded token ids of this rank
   int64_t vocab_size = 0;  // real ids; those from here on are padding
   int64_t widest = 0;      // rows of the rank that holds most
+  CutDim dim;              // the rows
 };
 // Random initial weights leave the row of frozen_token (−1: none) at zero.
-VocabTable add_vocab_table(ParameterTable& table, const Communicator& tensor, const std::string& name,
-                           int64_t vocab_size, int64_t hidden_size, int64_t frozen_token = -1);
+VocabTable add_vocab_table(const LayerSetup& setup, const std::string& name, int64_t vocab_size, int64_t hidden_size,
+                           int64_t frozen_token = -1);
 
 // Token embedding. Each rank looks up the rows that it holds; the others' are zero, so the sum over ranks is exact.
 class VocabEmbedding {

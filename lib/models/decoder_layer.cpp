@@ -14,13 +14,13 @@ Tensor row_statistics(Arena& arena, const Tensor& x) {
 }
 
 // A factor of the checkpoint, the same on every rank, that is applied but not trained.
-WeightId add_scalar(ParameterTable& table, const ReplicaGroups& replicas, const std::string& name) {
+WeightId add_scalar(const LayerSetup& setup, const std::string& name) {
   Parameter parameter;
   parameter.name = name;
   parameter.shape = {1};
   parameter.init = Init::kOnes;
   parameter.runs = {{{0, 1}, 0}};
-  parameter.replicas = replicas.tensor();
+  setup.sums.set_copies(parameter, setup.tensor(), false);
   parameter.trained = false;
   Weight weight;
   weight.name = name;
@@ -29,26 +29,24 @@ WeightId add_scalar(ParameterTable& table, const ReplicaGroups& replicas, const 
   weight.decay = false;
   weight.users = 0;
   weight.parameters = {std::move(parameter)};
-  return table.add(std::move(weight));
+  return setup.table.add(std::move(weight));
 }
 
 }  // namespace
 
-DecoderLayer::DecoderLayer(ParameterTable& table, ReplicaGroups& replicas, const LayerSpec& spec,
-                           const ops::RopeTable& rope, bool sequence_parallel)
-    : input_norm_(table, replicas, spec.input_norm, spec.attention.hidden_size, spec.norm_eps, sequence_parallel),
-      attention_(table, replicas, spec.attention, rope),
-      mlp_norm_(table, replicas, spec.mlp_norm, spec.attention.hidden_size, spec.norm_eps, sequence_parallel),
-      mlp_(table, *replicas.tensor(), spec.mlp) {
+DecoderLayer::DecoderLayer(const LayerSetup& setup, const LayerSpec& spec, const ops::RopeTable& rope)
+    : input_norm_(setup, spec.input_norm, spec.attention.hidden_size, spec.norm_eps),
+      attention_(setup, spec.attention, rope),
+      mlp_norm_(setup, spec.mlp_norm, spec.attention.hidden_size, spec.norm_eps),
+      mlp_(setup, spec.mlp) {
   const auto add_norm = [&](std::optional<RmsNorm>& norm, const std::string& name) {
-    if (name.empty()) return;
-    norm.emplace(table, replicas, name, spec.attention.hidden_size, spec.norm_eps, sequence_parallel);
+    if (!name.empty()) norm.emplace(setup, name, spec.attention.hidden_size, spec.norm_eps);
   };
   add_norm(attention_output_norm_, spec.attention_output_norm);
   add_norm(mlp_output_norm_, spec.mlp_output_norm);
-  if (!spec.per_layer.gate.empty()) per_layer_.emplace(table, *replicas.tensor(), spec.per_layer);
+  if (!spec.per_layer.gate.empty()) per_layer_.emplace(setup, spec.per_layer);
   add_norm(per_layer_output_norm_, spec.per_layer_output_norm);
-  if (!spec.scalar.empty()) scalar_ = add_scalar(table, replicas, spec.scalar);
+  if (!spec.scalar.empty()) scalar_ = add_scalar(setup, spec.scalar);
 }
 
 // h_out = h + [norm](branch). Without h_out, only what backward needs of it.
@@ -109,7 +107,7 @@ void DecoderLayer::forward(const LayerContext& ctx, const Shared& shared, const 
     }
   }
   if (per_layer_) per_layer_forward(ctx, shared, h_out, saved);
-  if (scalar_ && h_out.defined()) ops::scale_by(ctx.stream, ctx.weights.acquire_forward(*scalar_), h_out);
+  if (scalar_ && h_out.defined()) ops::scale_by(ctx.stream, ctx.forward_weight(*scalar_).value(), h_out);
 }
 
 void DecoderLayer::per_layer_forward(const LayerContext& ctx, const Shared& shared, const Tensor& h_out,
@@ -137,7 +135,7 @@ Tensor DecoderLayer::branch_input(const LayerContext& ctx, const RmsNorm& norm, 
 }
 
 void DecoderLayer::backward(const LayerContext& ctx, const Shared& shared, Saved& saved, const Tensor& d_h) const {
-  if (scalar_) ops::scale_by(ctx.stream, ctx.weights.acquire_backward(*scalar_), d_h);
+  if (scalar_) ops::scale_by(ctx.stream, ctx.backward_weight(*scalar_).value(), d_h);
   if (per_layer_) per_layer_backward(ctx, shared, saved, d_h);
   {
     const ArenaScope scope(ctx.scratch);

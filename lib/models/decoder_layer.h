@@ -38,8 +38,7 @@ class DecoderLayer {
     Tensor input, d_input;         // (T, w) per-layer input of this layer, if the model has them
   };
 
-  DecoderLayer(ParameterTable& table, ReplicaGroups& replicas, const LayerSpec& spec, const ops::RopeTable& rope,
-               bool sequence_parallel);
+  DecoderLayer(const LayerSetup& setup, const LayerSpec& spec, const ops::RopeTable& rope);
 
   // h (local, C) -> h_out (local, C), written to h_out. Without h_out it only fills saved: recomputation.
   void forward(const LayerContext& ctx, const Shared& shared, const Tensor& h, const Tensor& h_out, Saved& saved) const;

@@ -22,42 +22,39 @@ DecoderSpec decoder_spec(const ModelConfig& config) {
   throw Error(ErrorKind::kConfig, format("model.family = {} is not supported", config.family), "use qwen3 or gemma4");
 }
 
-DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const Options& options)
+DecoderModel::DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const SumPolicy& sums,
+                           const Options& options, const Memory& memory)
     : spec_(spec),
+      sums_(sums),
       options_(options),
       replicas_(groups),
-      region_(*groups.tensor, options.sequence_parallel,
-              options.contract != nullptr ? options.contract->token_block : 0, options.reduce_dtype),
-      table_(options.contract != nullptr ? options.contract->leaves : 0),
-      weights_(table_) {
+      region_(*groups.tensor, options.sequence_parallel, sums.token_block(), options.reduce_dtype) {
+  const LayerSetup setup{table_, replicas_, sums, options.sequence_parallel};
   const VocabTable tokens =
-      add_vocab_table(table_, *groups.tensor, spec.embedding, spec.vocab_size, spec.hidden_size, spec.frozen_token);
+      add_vocab_table(setup, spec.embedding, spec.vocab_size, spec.hidden_size, spec.frozen_token);
   const ops::LookupParams lookup{static_cast<float>(rounded_scale(spec.embedding_scale, options.dtype)),
                                  spec.frozen_token};
   if (!spec.per_layer.table.empty()) {
     spec_.per_layer.scale = rounded_scale(spec.per_layer.scale, options.dtype);
-    per_layer_ = std::make_unique<PerLayerEmbedding>(table_, *groups.tensor, spec_.per_layer);
+    per_layer_ = std::make_unique<PerLayerEmbedding>(setup, spec_.per_layer);
   }
-  for (const LayerSpec& layer : spec.layers) {
-    layers_.emplace_back(table_, replicas_, layer, ropes_[layer.rope], options.sequence_parallel);
-  }
-  final_norm_ = std::make_unique<RmsNorm>(table_, replicas_, spec.final_norm, spec.hidden_size, spec.norm_eps,
-                                          options.sequence_parallel);
-  const WeightUse looked_up = spec.head.empty() ? table_.add_user(tokens.weight) : WeightUse(tokens.weight);
+  for (const LayerSpec& layer : spec.layers) layers_.emplace_back(setup, layer, ropes_[layer.rope]);
+  final_norm_ = std::make_unique<RmsNorm>(setup, spec.final_norm, spec.hidden_size, spec.norm_eps);
+  const bool tied = spec.head.empty();
+  const WeightUse looked_up = tied ? table_.add_user(tokens.weight) : WeightUse(tokens.weight);
   embedding_ = std::make_unique<VocabEmbedding>(tokens, looked_up, lookup);
-  head_ = std::make_unique<LmHead>(
-      spec.head.empty() ? tokens
-                        : add_vocab_table(table_, *groups.tensor, spec.head, spec.vocab_size, spec.hidden_size),
-      spec.softcap, options.contract != nullptr ? options.contract->head_chunk_tokens : 0);
+  head_ = std::make_unique<LmHead>(tied ? tokens : add_vocab_table(setup, spec.head, spec.vocab_size, spec.hidden_size),
+                                   spec.softcap);
   saved_.resize(layers_.size());
+  allocate(memory);
 }
 
-void DecoderModel::allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants) {
-  table_.allocate(parameters, gradients, options_.dtype, options_.samples != nullptr ? options_.samples->kept() : 1);
+void DecoderModel::allocate(const Memory& memory) {
+  table_.allocate(memory.parameters, memory.gradients, options_.dtype, sums_.gradient_layout());
   for (auto& [spec, rope] : ropes_) {
-    rope.cos = constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
-    rope.sin = constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
-    ops::fill_rope_table(stream, rope, spec.theta, spec.head_dim, spec.rotated_pairs);
+    rope.cos = memory.constants.allocate("rope cos", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
+    rope.sin = memory.constants.allocate("rope sin", DType::kF32, {options_.sequence_length, spec.head_dim / 2});
+    ops::fill_rope_table(memory.stream, rope, spec.theta, spec.head_dim, spec.rotated_pairs);
   }
 }
 
@@ -65,9 +62,9 @@ LayerContext DecoderModel::context(const Workspace& workspace, const MicroBatch&
   INVAR_CHECK(batch.sequence_length <= options_.sequence_length && batch.tokens.dim(0) % batch.sequence_length == 0,
               "micro-batch of {} tokens in sequences of {}", batch.tokens.dim(0), batch.sequence_length);
   region_.set_tokens(batch.tokens.dim(0));
-  const auto& [stream, saved, scratch] = workspace;
-  return {stream, region_, weights_, saved, scratch, options_.dtype, batch.sequence_length, batch.document_starts,
-          keep,   sink};
+  const auto& [stream, weights, gradients, saved, scratch] = workspace;
+  const SumContext sums{stream, region_, scratch, options_.dtype, batch.sequence_length};
+  return {sums, sums_, weights, gradients, saved, batch.document_starts, keep, sink};
 }
 
 // What outlives a layer of the pass, whatever is recomputed.
@@ -165,10 +162,7 @@ void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch
   const LayerContext ctx = context(workspace, batch, sink, options_.recompute != RecomputeKind::kSelective);
   const ArenaScope saved(ctx.saved);
   const ArenaScope scratch(ctx.scratch);
-  if (options_.samples != nullptr) {
-    weights_.begin_micro_batch(ctx.stream, region_, ctx.scratch,
-                               {*options_.samples, first_sample, batch.sequence_length});
-  }
+  ctx.gradients.begin_micro_batch(ctx, first_sample);
   const Tensor h = forward_layers(ctx, batch, true);
   const Tensor d_h = ctx.scratch.allocate("d_h", ctx.activation, {h.dim(0), h.dim(1)});
   {
@@ -181,9 +175,8 @@ void DecoderModel::forward_backward(const Workspace& workspace, const MicroBatch
     final_norm_->backward(ctx, d_x, h, rstd, ops::Write::kSet, d_h);
   }
   backward_layers(ctx, batch, d_h);
-  if (options_.samples == nullptr) return;
   set_phase(ctx.stream, "gradients of norms");
-  weights_.end_micro_batch(ctx.stream);
+  ctx.gradients.end_micro_batch(ctx);
 }
 
 }  // namespace invar

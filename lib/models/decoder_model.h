@@ -5,15 +5,16 @@
 #include <vector>
 
 #include "config/config.h"
-#include "config/contract.h"
 #include "layers/lm_head.h"
 #include "models/decoder_layer.h"
 
 namespace invar {
 
-// The stacks that a pass works in.
+// What a pass works with: where weights come from and gradients go, and the stacks for activations.
 struct Workspace {
   const Stream& stream;
+  WeightStore& weights;
+  GradientSink& gradients;
   Arena& saved;
   Arena& scratch;
 };
@@ -30,30 +31,33 @@ struct MicroBatch {
 
 // The one transformer: embedding, decoder layers as the spec describes them, final norm, head with loss.
 //
-// Construct; allocate() the parameters and constants; fill the parameters (initialise or load); then passes in any
-// order. The constructor is collective over the tensor group.
+// Construct; fill the parameters (initialise or load); then passes in any order. The constructor is collective over the
+// tensor group.
 class DecoderModel {
  public:
   struct Options {
     bool sequence_parallel = false;
     RecomputeKind recompute = RecomputeKind::kNone;
     DType dtype = DType::kF32;         // of parameters and activations
-    DType reduce_dtype = DType::kF32;  // of partial sums of activations over the tensor group, or leaves
+    DType reduce_dtype = DType::kF32;  // of partial sums of activations over the tensor group
     int64_t sequence_length = 0;
-    // Sums in fixed order, those over the samples of a step too; null: in any order. Both outlive the model.
-    const NumericsContract* contract = nullptr;
-    const WorkerOrder* samples = nullptr;
   };
 
-  DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const Options& options);
+  // Where parameters, gradients and constants (RoPE tables) are allocated.
+  struct Memory {
+    const Stream& stream;
+    Arena& parameters;
+    Arena& gradients;
+    Arena& constants;
+  };
+
+  // groups and sums outlive the model.
+  DecoderModel(const DecoderSpec& spec, const ProcessGroups& groups, const SumPolicy& sums, const Options& options,
+               const Memory& memory);
   DecoderModel(const DecoderModel&) = delete;
   DecoderModel& operator=(const DecoderModel&) = delete;
 
-  void allocate(const Stream& stream, Arena& parameters, Arena& gradients, Arena& constants);
   const ParameterTable& parameters() const { return table_; }
-  // Told when a layer acquires a weight, and in backward when it has added its part of the weight's gradient:
-  // Weight::users times in a micro-batch.
-  void listen(ResidentWeights::Listener listener) { weights_.listen(std::move(listener)); }
 
   // A sink is offered, where L is a layer: "hidden.L", its output (local, C); "logits" f32 (n, rows of vocabulary()), a
   // chunk of tokens at a time; and in backward "d_kv.L" f32 (T, Hkv·2·D), the gradient of the keys and values that L
@@ -76,6 +80,7 @@ class DecoderModel {
   Range vocabulary() const { return head_->vocabulary(); }
 
  private:
+  void allocate(const Memory& memory);
   LayerContext context(const Workspace& workspace, const MicroBatch& batch, TensorSink* sink, bool keep = false);
   // Runs all layers; keeps what backward needs if `keep`. Returns the final residual stream.
   Tensor forward_layers(const LayerContext& ctx, const MicroBatch& batch, bool keep);
@@ -84,11 +89,11 @@ class DecoderModel {
   DecoderLayer::Shared shared_with(const LayerContext& ctx, int64_t layer) const;
 
   DecoderSpec spec_;
+  const SumPolicy& sums_;
   Options options_;
   ReplicaGroups replicas_;
   TensorRegion region_;
   ParameterTable table_;
-  ResidentWeights weights_;
   std::map<RopeSpec, ops::RopeTable> ropes_;
   std::unique_ptr<VocabEmbedding> embedding_;
   std::unique_ptr<PerLayerEmbedding> per_layer_;  // null if the model has none

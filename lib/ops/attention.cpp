@@ -10,14 +10,13 @@
 namespace invar::ops {
 namespace {
 
-// Plans of cuDNN are proved on an invariant queue; invar's own backends have a fixed order and need no proof.
-void note_proof(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
+void note_proof(const AttentionParams& params, const HeadView& q, const HeadView& k,
                 std::initializer_list<HeadView> read) {
-  if (!stream.invariant() || !cudnn_attention_refusal(params, q, k).empty()) return;
-  stream.note_momentary(attention_proof_bytes(params, q, read));
+  if (!cudnn_attention_refusal(params, q, k).empty()) return;
+  params.numerics.note_proof(attention_proof_bytes(params, q, read));
 }
 
-// Checks what a device would be given, notes what a GPU would take for a moment, and does nothing.
+// Checks what a device would be given, notes what a proof would take on a GPU, and does nothing.
 class MetaAttention : public AttentionBackend {
  public:
   std::string name() const override { return "meta"; }
@@ -29,14 +28,14 @@ class MetaAttention : public AttentionBackend {
   void forward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                const HeadView& v, const HeadView& out, const Tensor& lse) const override {
     check_attention_forward(stream, params, q, k, v, out, lse);
-    note_proof(stream, params, q, k, {q, k, v});
+    note_proof(params, q, k, {q, k, v});
   }
 
   void backward(const Stream& stream, const AttentionParams& params, const HeadView& q, const HeadView& k,
                 const HeadView& v, const HeadView& out, const Tensor& lse, const HeadView& d_out, const Tensor& delta,
                 const HeadView& d_q, const HeadView& d_k, const HeadView& d_v) const override {
     check_attention_backward(stream, params, q, k, v, out, lse, d_out, delta, d_q, d_k, d_v);
-    note_proof(stream, params, q, k, {q, k, v, out, d_out});
+    note_proof(params, q, k, {q, k, v, out, d_out});
   }
 };
 

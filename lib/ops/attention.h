@@ -4,6 +4,7 @@
 
 #include "device/stream.h"
 #include "ops/head_view.h"
+#include "ops/numerics.h"
 
 namespace invar::ops {
 
@@ -14,6 +15,8 @@ struct AttentionParams {
   // i32 (T): the first token of the query's document, counted from the start of its sample; earlier keys are hidden.
   // Within a sample it does not fall and is at most the query's own position. Undefined: a sample is one document.
   Tensor document_starts{};
+  // In invariant numerics plans of cuDNN are proved; invar's own backends have one order and need no proof.
+  Numerics numerics{};
 };
 
 // One way to compute causal grouped-query attention: query head h of a group sees its group's k and v. Groups of k and

@@ -7,7 +7,7 @@
 
 #include "ops/attention.h"
 
-// On an invariant queue of a GPU the algorithms of libraries are used once they were proved, each on its own shape and
+// In invariant numerics the algorithms of libraries are used once they were proved, each on its own shape and
 // at its first use, to give the bits that every layout has: products of bf16 those of the fixed order
 // (ops/cuda/matmul_chain.h), the plans of cuDNN's attention those of a plan for one KV group of one sample alone.
 // invar's own kernel for several leaves (ops/cuda/leaf_products.cu) was proved on a shape of its own.

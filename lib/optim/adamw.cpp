@@ -5,10 +5,8 @@
 
 namespace invar {
 
-AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config)
-    : table_(table), pieces_(ownership.pieces()), buckets_(ownership.buckets().size()), config_(config) {}
-
-void AdamW::allocate(Arena& arena) {
+AdamW::AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config, Arena& arena)
+    : table_(table), pieces_(ownership.pieces()), buckets_(ownership.buckets().size()), config_(config) {
   const bool masters = table_.flat_values().dtype() != DType::kF32;
   for (const RowOwnership::Piece& piece : pieces_) {
     const int64_t n = piece.elements.size();

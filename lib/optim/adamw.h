@@ -9,16 +9,16 @@ namespace invar {
 // the masters, all fp32. In fp32 the values are their own masters.
 class AdamW {
  public:
-  AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config);
+  // Moments and masters are allocated from `arena`; moments start at zero. The table is allocated, and outlives this.
+  AdamW(const ParameterTable& table, const RowOwnership& ownership, const OptimizerConfig& config, Arena& arena);
 
-  // Moments start at zero. Call after the table's allocation.
-  void allocate(Arena& arena);
   // Takes the table's values as the masters: after initialisation or loading of weights.
   void adopt_values(const Stream& stream);
   // Makes the masters the values of own rows: after the masters were filled.
   void publish_masters(const Stream& stream) const;
 
-  // What this rank owns of a weight; a checkpoint's view. Elements in the flat buffers, tensors f32 of their size.
+  // What this rank owns of a weight, in the order of RowOwnership::pieces(); a checkpoint's view. Elements in the flat
+  // buffers, tensors f32 of their size.
   struct OwnState {
     WeightId weight;
     Range elements;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/units.h"
+#include "parallel/leaf_cut.h"
 #include "parallel/unit_partition.h"
 
 namespace invar {
@@ -68,8 +69,7 @@ HeadCut::HeadCut(int64_t query_heads, int64_t kv_heads, int64_t leaves, const Co
   leaves_of_ = head_leaves(kv_heads, group, leaves, tensor.size());
   runs_ = runs;
   const Range ranks = mine().replicas;
-  run_sum_ =
-      UnitCut(group, runs, static_cast<int>(ranks.size()), static_cast<int>(tensor.rank() - ranks.begin)).leaf_cut(1);
+  run_sum_ = UnitCut(group, runs, static_cast<int>(ranks.size()), static_cast<int>(tensor.rank() - ranks.begin)).dim(1);
 }
 
 std::vector<int64_t> HeadCut::query_heads_of_ranks() const {
@@ -87,13 +87,62 @@ std::vector<int64_t> HeadCut::kv_heads_of_ranks() const {
   return heads;
 }
 
-std::vector<Range> HeadCut::runs() const {
+// Of each held group, as ranges of its held heads.
+std::vector<Range> HeadCut::held_runs() const {
   return run_sum_ == nullptr ? std::vector<Range>{{0, mine().heads_per_group}} : run_sum_->rows;
 }
 
-std::shared_ptr<const LeafCut> HeadCut::leaf_cut(int64_t rows_per_head, int64_t kv_rows) const {
+// One run of all groups a call, or all neighbouring runs of one length of one group: whichever takes fewer.
+std::vector<HeadCall> HeadCut::calls() const {
+  const std::vector<Range> runs = held_runs();
+  const int64_t groups = mine().kv_heads.size();
+  std::vector<Range> stretches;  // of runs of one length
+  for (size_t run = 0; run < runs.size(); ++run) {
+    const auto end = static_cast<int64_t>(run) + 1;
+    if (run == 0 || runs[run].size() != runs[run - 1].size()) stretches.push_back({end - 1, end});
+    stretches.back().end = end;
+  }
+  std::vector<HeadCall> calls;
+  int64_t first = 0;
+  const auto add = [&](Range held, Range of_runs) {
+    const Range heads{runs[static_cast<size_t>(of_runs.begin)].begin, runs[static_cast<size_t>(of_runs.end) - 1].end};
+    calls.push_back({held, heads, of_runs, first});
+    first += calls.back().query_heads();
+  };
+  if (std::ssize(runs) <= groups * std::ssize(stretches)) {
+    for (int64_t run = 0; run < std::ssize(runs); ++run) add({0, groups}, {run, run + 1});
+  } else {
+    for (int64_t group = 0; group < groups; ++group) {
+      for (const Range& stretch : stretches) add({group, group + 1}, stretch);
+    }
+  }
+  return calls;
+}
+
+// A group for each of its runs.
+ops::HeadView HeadCall::queries(ops::HeadView view) const {
+  view.offset += groups.begin * view.group_stride + heads.begin * view.head_dim;
+  view.groups = groups.size() * runs.size();
+  view.heads_per_group = heads.size() / runs.size();
+  if (runs.size() > 1) view.group_stride = view.heads_per_group * view.head_dim;
+  return view;
+}
+
+ops::HeadView HeadCall::keys(ops::HeadView view) const {
+  view.offset += groups.begin * view.group_stride;
+  view.groups = groups.size() * runs.size();
+  if (runs.size() > 1) view.group_stride = 0;
+  return view;
+}
+
+Tensor HeadCall::statistics(const Tensor& all) const {
+  const int64_t tokens = all.dim(0), own = query_heads();
+  return all.view({all.numel()}).rows(tokens * first, tokens * (first + own)).view({tokens, own});
+}
+
+CutDim HeadCut::dim(int64_t rows_per_head, int64_t kv_rows) const {
   const int64_t group_rows = (mine().heads_per_group + kv_rows) * rows_per_head;
-  if (groups_) return groups_->leaf_cut(group_rows);
+  if (groups_) return groups_->dim(group_rows);
   if (run_sum_ == nullptr) return nullptr;
   const int64_t extra = kv_rows > 0 ? 1 : 0;
   const auto place = [&](int64_t run) {  // of its leaf, or of its group's first

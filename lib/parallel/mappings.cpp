@@ -4,7 +4,6 @@
 
 #include "core/integer.h"
 #include "ops/elementwise.h"
-#include "parallel/tree_collectives.h"
 #include "parallel/unit_partition.h"
 
 namespace invar {
@@ -54,21 +53,6 @@ Tensor TensorRegion::reduce(const Stream& stream, Arena& scratch, const Tensor& 
   const Tensor rounded = scratch.allocate("reduced", dtype, {sum.dim(0), sum.dim(1)});
   ops::copy(stream, sum, rounded);
   return rounded;
-}
-
-Tensor TensorRegion::reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan,
-                                  std::span<const Tensor> nodes, DType dtype) const {
-  const int64_t columns = nodes.front().dim(1);
-  const int64_t rows = local_tokens().size();
-  const Tensor sum = scratch.allocate("reduced", dtype, {rows * columns});
-  std::vector<Tensor> flat;
-  for (const Tensor& node : nodes) flat.push_back(node.view({node.numel()}));
-  if (sequence_) {
-    tree_reduce_scatter(stream, group_, plan, flat, counts(columns), sum, scratch);
-  } else {
-    tree_all_reduce(stream, group_, plan, flat, sum, scratch);
-  }
-  return sum.view({rows, columns});
 }
 
 }  // namespace invar

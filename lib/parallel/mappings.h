@@ -1,12 +1,10 @@
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "core/range.h"
 #include "device/arena.h"
-#include "parallel/reduction_tree.h"
 
 namespace invar {
 
@@ -15,13 +13,13 @@ namespace invar {
 // features. Backward crosses the same border with gather and reduce exchanged. Both are the identity in a group of one.
 class TensorRegion {
  public:
-  // token_block: tokens whose terms of a sum over tokens are added first, in fixed order; 0: any order. reduce_dtype:
-  // of partial sums that are exchanged; in fixed order, of leaves.
+  // token_block: tokens that stay together (SumPolicy::token_block); 0: any. reduce_dtype: of partial sums that are
+  // exchanged.
   TensorRegion(Communicator& group, bool sequence_parallel, int64_t token_block = 0, DType reduce_dtype = DType::kF32)
       : group_(group), sequence_(sequence_parallel), token_block_(token_block), reduce_dtype_(reduce_dtype) {}
 
-  // T of the micro-batches that follow. Slices are whole token blocks in fixed order; else equal where T divides, else
-  // whole blocks of kTokenBlock tokens.
+  // T of the micro-batches that follow. Slices are whole token blocks; without them equal where T divides, else whole
+  // blocks of kTokenBlock tokens.
   void set_tokens(int64_t tokens);
   int64_t token_block() const { return token_block_; }
   int64_t tokens() const { return tokens_; }
@@ -31,8 +29,7 @@ class TensorRegion {
   Communicator& group() const { return group_; }
   bool sequence_parallel() const { return sequence_; }
 
-  // What a leaf is rounded to if it may be alone on a rank, whether it is or not.
-  DType leaf_dtype() const { return reduce_dtype_; }
+  DType reduce_dtype() const { return reduce_dtype_; }
   // A group of one exchanges nothing.
   DType partial_dtype(DType activation) const { return group_.size() == 1 ? activation : reduce_dtype_; }
 
@@ -43,15 +40,12 @@ class TensorRegion {
   // (T, C) terms of a sum over the group -> (local, C) of dtype, rounded once if the terms are f32. `partial` is
   // overwritten; the result is in scratch, or a part of `partial`.
   Tensor reduce(const Stream& stream, Arena& scratch, const Tensor& partial, DType dtype) const;
-  // In fixed order, of this rank's nodes (T, C) in the plan, see tree_reduce_scatter.
-  Tensor reduce_nodes(const Stream& stream, Arena& scratch, const TreePlan& plan, std::span<const Tensor> nodes,
-                      DType dtype) const;
+  // Elements of each rank's local tokens, of `columns` columns.
+  std::vector<int64_t> counts(int64_t columns) const;
 
   static constexpr int64_t kTokenBlock = 8;
 
  private:
-  std::vector<int64_t> counts(int64_t columns) const;
-
   Communicator& group_;
   bool sequence_;
   int64_t token_block_;

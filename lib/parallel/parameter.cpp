@@ -45,15 +45,13 @@ WeightId ParameterTable::add(Weight weight) {
 WeightUse ParameterTable::add_user(WeightId id) {
   Weight& w = weights_[static_cast<size_t>(id)];
   ++w.users;
-  if (!fixed_order()) return id;
   INVAR_CHECK(w.users == 2, "'{}' has {} users, at most 2", w.name, w.users);
-  w.second_term = 0;  // allocate() knows where
   return {id, 1};
 }
 
 Tensor ParameterTable::gradient(const WeightUse& use, int buffer) const {
   const Weight& w = weight(use.id);
-  const int64_t first = use.term == 0 ? w.offset : w.second_term;
+  const int64_t first = use.user == 0 || w.second_user < 0 ? w.offset : w.second_user;
   return shaped(use.id, gradients(buffer, {first, first + w.rows * w.cols}));
 }
 
@@ -62,7 +60,7 @@ Tensor ParameterTable::shaped(WeightId id, const Tensor& flat) const {
   return w.gradient.dims() == 1 ? flat : flat.view({w.rows, w.cols});
 }
 
-void ParameterTable::allocate(Arena& values, Arena& gradients, DType dtype, int buffers) {
+void ParameterTable::allocate(Arena& values, Arena& gradients, DType dtype, const GradientLayout& layout) {
   for (WeightId id = 0; id < static_cast<WeightId>(weights_.size()); ++id) layout_.push_back(id);
   std::stable_sort(layout_.begin(), layout_.end(),
                    [&](WeightId a, WeightId b) { return layout_class(weight(a)) < layout_class(weight(b)); });
@@ -75,14 +73,14 @@ void ParameterTable::allocate(Arena& values, Arena& gradients, DType dtype, int 
     (void)Tensor(nullptr, DType::kF32, DeviceType::kMeta, {flat_size_});
   }
   flat_values_ = values.allocate("parameters", dtype, {flat_size_});
-  int64_t with_second_terms = flat_size_;
+  int64_t with_second_users = flat_size_;
   for (Weight& w : weights_) {
-    if (w.second_term < 0) continue;
-    w.second_term = with_second_terms;
-    with_second_terms += round_up(w.rows * w.cols, kAlignment);
+    if (!layout.separate_users || w.users < 2) continue;
+    w.second_user = with_second_users;
+    with_second_users += round_up(w.rows * w.cols, kAlignment);
   }
-  for (int buffer = 0; buffer < buffers; ++buffer) {
-    gradient_buffers_.push_back(gradients.allocate("gradients", DType::kF32, {with_second_terms}));
+  for (int buffer = 0; buffer < layout.buffers; ++buffer) {
+    gradient_buffers_.push_back(gradients.allocate("gradients", DType::kF32, {with_second_users}));
   }
   flat_gradients_ = gradient_buffers_[0].rows(0, flat_size_);
   for (Weight& w : weights_) {

@@ -10,7 +10,6 @@
 #include "core/range.h"
 #include "device/arena.h"
 #include "ops/logical_index.h"
-#include "parallel/head_cut.h"
 
 namespace invar {
 
@@ -35,7 +34,7 @@ struct Parameter {
   int64_t zero_row = -1;  // logical row that starts at zero whatever init says: Hugging Face's padding_idx; −1: none
   std::vector<RowRun> runs;
   Communicator* replicas = nullptr;  // the ranks of one model replica that hold the same rows; null: this one alone
-  bool partial_gradient = false;     // the replicas' gradients are terms of a sum, not copies of it
+  bool partial_gradient = false;     // each replica's gradient is a part of it (SumPolicy::set_copies)
   bool trained = true;  // false: a constant of the checkpoint; nothing adds to its gradient, zero in all buffers
 
   int64_t rows() const { return transposed ? shape[1] / column_block : shape[0]; }  // of the unit-major form
@@ -47,18 +46,16 @@ struct Parameter {
     return {0, column_block, column_block, shape[1]};
   }
   int64_t logical_index(int64_t row, int64_t col) const { return logical_index().at(row, col); }
-  // Of several equal copies one counts in norms and sums over the world.
+  // Of several copies in a replica the first rank's is the owner's: it alone has an optimizer state of these rows,
+  // counts them in norms and hashes, and sends the others their new values.
   bool counted() const { return replicas == nullptr || replicas->rank() == 0; }
 };
 
-// In fixed order, what the gradient of a vector is a sum of: rows of terms, each of the vector's size, which its layer
-// makes (VectorSums). For a sample they are added in the order of its token blocks, or of the model's heads; or its
-// terms are one row.
-struct VectorTerms {
-  enum class Of : uint8_t { kBlocks, kHeads, kSamples };
-  Of of = Of::kSamples;
-  // Of kHeads: heads that this rank makes rows of, and how many of each rank's are counted: all, or none if they are
-  // copies.
+// What the gradient of a vector (a norm's weight) is a sum over, as its layer makes it.
+struct VectorSum {
+  enum class Over : uint8_t { kTokens, kHeads, kSamples };
+  Over over = Over::kSamples;  // kSamples: the layer sums over the tokens of a sample
+  // Of kHeads: heads of this rank, and how many of each rank's are counted: all, or none if they are copies.
   int64_t held = 0;
   std::vector<int64_t> counted{};
 };
@@ -70,17 +67,16 @@ struct Weight {
   std::string name;  // for messages and tables
   int64_t rows = 0;
   int64_t cols = 0;
-  bool decay = true;                        // weight decay applies: tensors of two or more dims
-  int users = 1;                            // layers that add to its gradient in a micro-batch
-  std::shared_ptr<const LeafCut> leaves{};  // of sums over its rows; null: they may be added in any order
-  std::optional<VectorTerms> terms{};       // null: gradients are added as layers make them
-  bool lookups_only = false;                // no product ever adds to its gradient; false if unknown
+  bool decay = true;                  // weight decay applies: tensors of two or more dims
+  int users = 1;                      // layers that add to its gradient in a micro-batch
+  std::optional<VectorSum> vector{};  // of a vector that is trained
+  bool lookups_only = false;          // no product ever adds to its gradient; false if unknown
   std::vector<Parameter> parameters;
 
   int64_t offset = 0;        // first element in the flat buffers
   Tensor value;              // (rows, cols) or (rows), the working dtype
   Tensor gradient;           // the same shape, f32
-  int64_t second_term = -1;  // first element in the gradient buffers beyond the flat ones, or none
+  int64_t second_user = -1;  // first element of the second user's gradient, if it is kept apart
   Range elements() const { return {offset, offset + rows * cols}; }
   // Held by every rank of the replica, whole: norms.
   bool fully_replicated() const;
@@ -88,30 +84,27 @@ struct Weight {
   int64_t logical_elements() const;
 };
 
-// A weight and which term of its gradient is meant. A weight with two users (tied embeddings) may keep theirs apart
-// until the end of the step, so that their sum does not depend on how samples are grouped.
+// A weight and the layer that uses it: 0 the first, 1 the second (tied embeddings), whose gradients may be kept apart.
 struct WeightUse {
-  WeightUse(WeightId weight, int term_of_gradient = 0) : id(weight), term(term_of_gradient) {}
+  WeightUse(WeightId weight, int user_of_weight = 0) : id(weight), user(user_of_weight) {}
   bool operator==(const WeightUse&) const = default;
   WeightId id;
-  int term;
+  int user;
+};
+
+// Which gradient buffers a table has.
+struct GradientLayout {
+  int buffers = 1;              // as large as the flat buffer, each
+  bool separate_users = false;  // the second user of a weight has a place of its own in each, behind the flat part
 };
 
 // Every weight of this rank, laid out in two flat buffers (values, gradients). Collectives and the optimizer work on
 // ranges of the flat buffers; layers on the weights.
 class ParameterTable {
  public:
-  // leaves, of sums over dims that the tensor-parallel group has cut (UnitCut); 0: they are added in any order.
-  explicit ParameterTable(int64_t leaves = 0) : leaves_(leaves) {}
-  bool fixed_order() const { return leaves_ > 0; }
-  UnitCut cut(int64_t units, const Communicator& tensor) const { return {units, leaves_, tensor}; }
-  HeadCut cut_heads(int64_t query_heads, int64_t kv_heads, const Communicator& tensor) const {
-    return {query_heads, kv_heads, leaves_, tensor};
-  }
-
   // Before allocate(). Rows without a parameter (padding) start at zero and stay zero.
   WeightId add(Weight weight);
-  // Before allocate(): another layer uses the weight. Returns its use, which in fixed order has a term of its own.
+  // Before allocate(): a second layer uses the weight. Returns its use. Error{kFault} for a third one.
   WeightUse add_user(WeightId id);
   // A tensor that files of this model may carry though the model does not use it.
   void add_unused(std::string name) { unused_.insert(std::move(name)); }
@@ -119,8 +112,8 @@ class ParameterTable {
 
   // Lays out and cuts the buffers from the arenas. Order: first those with replicas on every rank, so that gradients to
   // be summed over a group are neighbours, then as added: that in which a forward pass wants them.
-  // Gradients have `buffers` such buffers, each followed by the second terms; the first one is flat_gradients().
-  void allocate(Arena& values, Arena& gradients, DType dtype, int buffers = 1);
+  // The first gradient buffer is flat_gradients().
+  void allocate(Arena& values, Arena& gradients, DType dtype, const GradientLayout& layout = {});
 
   const Weight& weight(WeightId id) const { return weights_[static_cast<size_t>(id)]; }
   const std::vector<Weight>& weights() const { return weights_; }
@@ -134,9 +127,9 @@ class ParameterTable {
   Tensor gradients(int buffer, Range elements) const {
     return gradient_buffers_[static_cast<size_t>(buffer)].rows(elements.begin, elements.end);
   }
-  // With the second terms.
+  // With those of second users.
   const Tensor& gradients(int buffer) const { return gradient_buffers_[static_cast<size_t>(buffer)]; }
-  // Of a weight, in its shape.
+  // Of a weight and a user of it, in the weight's shape.
   Tensor gradient(const WeightUse& use, int buffer) const;
   // As many elements as the weight's, in its shape.
   Tensor shaped(WeightId id, const Tensor& flat) const;
@@ -148,7 +141,6 @@ class ParameterTable {
   static constexpr int64_t kAlignment = 64;  // elements; weights start on it
 
  private:
-  int64_t leaves_;
   std::vector<Weight> weights_;
   std::vector<WeightId> layout_;
   std::set<std::string> unused_;

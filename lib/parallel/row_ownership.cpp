@@ -75,10 +75,10 @@ Range SharedBlock::owned(int replica) const {
   return {begin, begin + counts[static_cast<size_t>(replica)]};
 }
 
-RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int data_rank, int64_t bucket_elements)
-    : replica_(data_rank), bucket_of_(table.weights().size()) {
+RowOwnership::RowOwnership(const ParameterTable& table, int replicas, int replica, int64_t bucket_elements)
+    : replica_(replica), bucket_of_(table.weights().size()) {
   cut_buckets(table, bucket_elements);
-  const std::vector<int> shares(static_cast<size_t>(data_size), 1);
+  const std::vector<int> shares(static_cast<size_t>(replicas), 1);
   for (Bucket& bucket : buckets_) {
     SharedBlock block;
     block.elements = bucket.elements.size();
@@ -87,26 +87,26 @@ RowOwnership::RowOwnership(const ParameterTable& table, int data_size, int data_
       if (!bucket.elements.contains(weight.offset)) continue;
       block.parts.push_back({id, weight.offset - bucket.elements.begin, weight.elements().size()});
     }
-    // Each by itself, so that tensor ranks with unequal shards cut their copies alike.
-    BlockCutter(table, shares, data_size).cut(block);
+    BlockCutter(table, shares, replicas).cut(block);
     bucket.blocks.push_back(std::move(block));
   }
+  find_owned(table);
 }
 
 RowOwnership::RowOwnership(const Topology& topology, std::span<const ParameterTable* const> tables, int world_rank,
-                           int64_t bucket_elements)
-    : replica_(topology.data_rank(world_rank)), world_rank_(world_rank), bucket_of_(tables.front()->weights().size()) {
-  const ParameterTable& own = *tables[static_cast<size_t>(world_rank)];
-  cut_buckets(own, bucket_elements);
-  for (const WeightId id : own.layout()) {
-    append_shared_rows(topology, tables, id, buckets_[bucket_of(id)].blocks);
-  }
+                           const ParameterTable& table, int64_t bucket_elements)
+    : replica_(topology.replica_of(world_rank)), world_rank_(world_rank), bucket_of_(tables.front()->weights().size()) {
+  cut_buckets(table, bucket_elements);
+  std::vector<std::vector<WeightId>> weights(buckets_.size());
+  for (const WeightId id : table.layout()) weights[bucket_of(id)].push_back(id);
+  for (size_t b = 0; b < buckets_.size(); ++b) buckets_[b].blocks = shared_rows(topology, tables, weights[b]);
   std::vector<int> shares;
-  for (int replica = 0; replica < topology.data; ++replica) shares.push_back(topology.width(replica));
-  BlockCutter cutter(own, shares, topology.world());
+  for (int replica = 0; replica < topology.replicas(); ++replica) shares.push_back(topology.width(replica));
+  BlockCutter cutter(table, shares, topology.world());
   for (Bucket& bucket : buckets_) {
     for (SharedBlock& block : bucket.blocks) cutter.cut(block);
   }
+  find_owned(table);
 }
 
 void RowOwnership::cut_buckets(const ParameterTable& table, int64_t bucket_elements) {
@@ -132,7 +132,7 @@ int64_t RowOwnership::place(const Bucket& bucket, const SharedBlock& block) cons
   return holder.world_rank == world_rank_ ? holder.begin : -1;
 }
 
-std::vector<Range> RowOwnership::owned(size_t bucket) const {
+std::vector<Range> RowOwnership::summed(size_t bucket) const {
   std::vector<Range> ranges;
   for (const SharedBlock& block : buckets_[bucket].blocks) {
     const int64_t begin = place(buckets_[bucket], block);
@@ -142,20 +142,50 @@ std::vector<Range> RowOwnership::owned(size_t bucket) const {
   return ranges;
 }
 
-std::vector<RowOwnership::Piece> RowOwnership::pieces() const {
-  std::vector<Piece> pieces;
+void RowOwnership::find_owned(const ParameterTable& table) {
+  size_t number = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     for (const SharedBlock& block : buckets_[b].blocks) {
+      ++number;
       const int64_t begin = place(buckets_[b], block);
       if (begin < 0) continue;
       const Range own = block.owned(replica_);
       for (const SharedBlock::Part& part : block.parts) {
         const Range rows = intersect({part.begin, part.begin + part.elements}, own);
-        if (!rows.empty()) pieces.push_back({part.weight, {begin + rows.begin, begin + rows.end}, b});
+        if (!rows.empty()) add_owned(table, part.weight, {begin + rows.begin, begin + rows.end}, b, number);
       }
     }
   }
-  return pieces;
+}
+
+// Copies that another rank owns part a piece from the next one.
+void RowOwnership::add_owned(const ParameterTable& table, WeightId id, Range elements, size_t bucket, size_t block) {
+  const Weight& weight = table.weight(id);
+  std::vector<OwnedRows> held;
+  for (const Parameter& parameter : weight.parameters) {
+    for (const RowRun& run : parameter.runs) {
+      const int64_t begin = weight.offset + run.local * weight.cols;
+      const Range own = intersect({begin, begin + run.global.size() * weight.cols}, elements);
+      if (own.empty()) continue;
+      const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;
+      held.push_back({id, &parameter, {first, first + own.size() / weight.cols}, own, 0, block});
+    }
+  }
+  std::ranges::sort(held, {}, [](const OwnedRows& rows) { return rows.elements.begin; });
+  int64_t next = elements.begin;
+  const auto add_piece = [&](int64_t end) {
+    if (next < end) pieces_.push_back({id, {next, end}, bucket});
+  };
+  for (OwnedRows& rows : held) {
+    if (rows.parameter->counted()) {
+      rows.piece = pieces_.size();
+      owned_rows_.push_back(rows);
+      continue;
+    }
+    add_piece(rows.elements.begin);
+    next = rows.elements.end;
+  }
+  add_piece(elements.end);
 }
 
 }  // namespace invar

@@ -29,20 +29,30 @@ struct SharedBlock {
   Range owned(int replica) const;  // within the block
 };
 
+// Rows of a parameter that a rank owns.
+struct OwnedRows {
+  WeightId weight = 0;
+  const Parameter* parameter = nullptr;
+  Range rows;      // of the unit-major form
+  Range elements;  // in the flat buffers
+  size_t piece = 0;
+  size_t block = 0;  // number of the block, from one, through all buckets
+};
+
 // Who owns which rows of the flat buffers among the ranks that hold the same (ZeRO-1), as one rank sees it. The buffers
 // are cut into buckets of whole weights, the same on all ranks; replicated weights have buckets of their own, the first
 // ones. A bucket is one block if the replicas are of one width; else as many as the cuts of all replicas together make.
 // A block is cut, at row boundaries, into a contiguous piece for each replica in proportion to its ranks; where there
-// are many, a rank has its share of all of them to about a row.
+// are many, a rank has its share of all of them to about a row. Of rows that several ranks of a replica hold the first
+// one's count (Parameter::counted), so that every row of the model has one owner.
 class RowOwnership {
  public:
   // bucket_elements: of the logical tensors, so that all ranks of a tensor-parallel group cut after the same weights,
   // however unequal their shards; a weight with more has a bucket to itself.
-  RowOwnership(const ParameterTable& table, int data_size, int data_rank, int64_t bucket_elements);
-  // Replicas of unequal widths. tables: the layouts of all world ranks. Of rows that several ranks of a replica hold
-  // the first one's count.
+  RowOwnership(const ParameterTable& table, int replicas, int replica, int64_t bucket_elements);
+  // Replicas of unequal widths. tables: the layouts of all world ranks; table: this rank's own one.
   RowOwnership(const Topology& topology, std::span<const ParameterTable* const> tables, int world_rank,
-               int64_t bucket_elements);
+               const ParameterTable& table, int64_t bucket_elements);
 
   struct Bucket {
     Range elements;
@@ -50,29 +60,33 @@ class RowOwnership {
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   size_t bucket_of(WeightId id) const { return bucket_of_[static_cast<size_t>(id)]; }
-  // Whether a row has one owner in all, not one in each tensor rank that holds a copy.
-  bool exclusive() const { return world_rank_ >= 0; }
   int replica() const { return replica_; }  // this rank's
 
   // Where a block that counts begins in this rank's flat buffers; −1: another rank's counts.
   int64_t place(const Bucket& bucket, const SharedBlock& block) const;
-  // What this rank owns of a bucket.
-  std::vector<Range> owned(size_t bucket) const;
-  // A run of rows of one weight that this rank owns.
+  // This rank's part of a bucket in the sums over replicas: what it owns, and the padding and copies between.
+  std::vector<Range> summed(size_t bucket) const;
+  // Rows of one weight's storage that this rank owns, neighbours together.
   struct Piece {
     WeightId weight;
     Range elements;  // in the flat buffers
     size_t bucket;
   };
-  std::vector<Piece> pieces() const;  // bucket by bucket
+  const std::vector<Piece>& pieces() const { return pieces_; }  // bucket by bucket
+  // The same in logical coordinates, piece by piece: of every row of every parameter one rank of the world has it.
+  const std::vector<OwnedRows>& owned_rows() const { return owned_rows_; }
 
  private:
   void cut_buckets(const ParameterTable& table, int64_t bucket_elements);
+  void find_owned(const ParameterTable& table);
+  void add_owned(const ParameterTable& table, WeightId id, Range elements, size_t bucket, size_t block);
 
   int replica_;
   int world_rank_ = -1;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;  // by weight
+  std::vector<Piece> pieces_;
+  std::vector<OwnedRows> owned_rows_;
 };
 
 }  // namespace invar

@@ -16,14 +16,25 @@ struct HeldRows {
 };
 
 struct Holdings {
-  std::vector<std::vector<HeldRows>> counted;  // of each replica, by rows
+  std::vector<std::vector<HeldRows>> counted;  // of the first replica of each width, by rows
   std::vector<HeldRows> copies;
 };
+
+// Replicas of one width are cut alike: the first of each.
+std::vector<int> first_of_each_width(const Topology& topology) {
+  std::vector<int> firsts;
+  for (int replica = 0; replica < topology.replicas(); ++replica) {
+    const bool is_first =
+        std::ranges::none_of(firsts, [&](int other) { return topology.width(other) == topology.width(replica); });
+    if (is_first) firsts.push_back(replica);
+  }
+  return firsts;
+}
 
 Holdings holdings_of(const Topology& topology, std::span<const ParameterTable* const> tables, WeightId id,
                      size_t parameter) {
   Holdings all;
-  for (int replica = 0; replica < topology.data; ++replica) {
+  for (const int replica : first_of_each_width(topology)) {
     std::vector<HeldRows>& counted = all.counted.emplace_back();
     for (int i = 0; i < topology.width(replica); ++i) {
       const int rank = topology.first_rank(replica) + i;
@@ -76,8 +87,7 @@ void join(std::vector<SharedBlock>& blocks, SharedBlock next, std::span<const Pa
   last.elements = begin + next.elements;
 }
 
-}  // namespace
-
+// Appends the rows of a weight, with holders and copies in the first replica of each width alone.
 void append_shared_rows(const Topology& topology, std::span<const ParameterTable* const> tables, WeightId id,
                         std::vector<SharedBlock>& blocks) {
   const Weight& weight = tables.front()->weight(id);
@@ -117,6 +127,52 @@ void append_shared_rows(const Topology& topology, std::span<const ParameterTable
     return std::pair(piece.holders.front().world_rank, piece.holders.front().begin);
   });
   for (SharedBlock& piece : pieces) join(blocks, std::move(piece), tables);
+}
+
+// The places in all replicas of those in the first of each width.
+class Spread {
+ public:
+  explicit Spread(const Topology& topology) : topology_(topology), firsts_(first_of_each_width(topology)) {
+    for (int replica = 0; replica < topology.replicas(); ++replica) {
+      first_ranks_.push_back(replica == 0 ? 0 : first_ranks_.back() + topology.width(replica - 1));
+      const auto like =
+          std::ranges::find_if(firsts_, [&](int first) { return topology.width(first) == topology.width(replica); });
+      kind_.push_back(static_cast<size_t>(like - firsts_.begin()));
+    }
+  }
+
+  void operator()(SharedBlock& block) const {
+    std::vector<SharedBlock::Place> holders, copies;
+    for (size_t replica = 0; replica < kind_.size(); ++replica) {
+      const int first = first_ranks_[static_cast<size_t>(firsts_[kind_[replica]])];
+      const int shift = first_ranks_[replica] - first, width = topology_.width(static_cast<int>(replica));
+      holders.push_back(block.holders[kind_[replica]]);
+      holders.back().world_rank += shift;
+      for (const SharedBlock::Place& copy : block.copies) {
+        const bool alike = first <= copy.world_rank && copy.world_rank < first + width;
+        if (alike) copies.push_back({copy.world_rank + shift, copy.begin});
+      }
+    }
+    block.holders = std::move(holders);
+    block.copies = std::move(copies);
+  }
+
+ private:
+  const Topology& topology_;
+  std::vector<int> firsts_;
+  std::vector<int> first_ranks_;  // of each replica
+  std::vector<size_t> kind_;      // index of each replica's width in firsts_
+};
+
+}  // namespace
+
+std::vector<SharedBlock> shared_rows(const Topology& topology, std::span<const ParameterTable* const> tables,
+                                     std::span<const WeightId> weights) {
+  std::vector<SharedBlock> blocks;
+  for (const WeightId id : weights) append_shared_rows(topology, tables, id, blocks);
+  const Spread spread(topology);
+  for (SharedBlock& block : blocks) spread(block);
+  return blocks;
 }
 
 }  // namespace invar

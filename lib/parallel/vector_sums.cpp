@@ -9,7 +9,8 @@
 
 namespace invar {
 
-void VectorSums::begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length) {
+void VectorSums::begin(const SumContext& ctx) {
+  const auto& [stream, region, scratch, activation, sequence_length] = ctx;
   if (region_ != &region || tokens_ != region.tokens() || sequence_length_ != sequence_length) {
     lay_out(region, sequence_length);
   }
@@ -27,8 +28,8 @@ Tensor VectorSums::terms(WeightId id) const {
   INVAR_CHECK(terms_.defined() && found != own_.end(), "terms of '{}' outside of a micro-batch", weight.name);
   const auto& [first, units, rows] = found->second;
   const Tensor flat = terms_.rows(first, first + units * rows * weight.rows);
-  return weight.terms->of == VectorTerms::Of::kHeads ? flat.view({units, rows, weight.rows})
-                                                     : flat.view({units, weight.rows});
+  return weight.vector->over == VectorSum::Over::kHeads ? flat.view({units, rows, weight.rows})
+                                                        : flat.view({units, weight.rows});
 }
 
 void VectorSums::finish(const Stream& stream, std::span<const ops::SamplePlace> places) {
@@ -49,18 +50,18 @@ void VectorSums::finish(const Stream& stream, std::span<const ops::SamplePlace> 
   device_rows_ = Tensor();
 }
 
-VectorSums::Units VectorSums::units_of(const VectorTerms& terms) const {
+VectorSums::Units VectorSums::units_of(const VectorSum& sum) const {
   Units units;
-  if (terms.of == VectorTerms::Of::kSamples) {
+  if (sum.over == VectorSum::Over::kSamples) {
     units.counts = {samples()};
-  } else if (terms.of == VectorTerms::Of::kBlocks) {
+  } else if (sum.over == VectorSum::Over::kTokens) {
     const int64_t block = region_->token_block();
     INVAR_CHECK(block > 0 && sequence_length_ % block == 0, "samples of {} tokens in blocks of {}", sequence_length_,
                 block);
     for (const Range& slice : region_->slices()) units.counts.push_back(slice.size() / block);
     units.per_sample = sequence_length_ / block;
   } else {
-    units.counts = terms.counted;
+    units.counts = sum.counted;
     units.rows = samples();
     units.per_sample = std::reduce(units.counts.begin(), units.counts.end());
     INVAR_CHECK(std::ssize(units.counts) == region_->group().size(), "heads of {} ranks in group '{}' of {}",
@@ -87,15 +88,15 @@ std::vector<int64_t> VectorSums::place_all(std::vector<int64_t> next) {
   own_.clear();
   rows_ = ops::TermTable(samples());
   for (WeightId id = 0; id < static_cast<WeightId>(table_.weights().size()); ++id) {
-    if (table_.weight(id).terms) place_vector(id, next);
+    if (table_.weight(id).vector) place_vector(id, next);
   }
   return next;
 }
 
 void VectorSums::place_vector(WeightId id, std::vector<int64_t>& next) {
   const Weight& weight = table_.weight(id);
-  const Units units = units_of(*weight.terms);
-  const bool heads = weight.terms->of == VectorTerms::Of::kHeads;
+  const Units units = units_of(*weight.vector);
+  const bool heads = weight.vector->over == VectorSum::Over::kHeads;
   const int64_t unit = units.rows * weight.rows;
   const auto take = [&](size_t part, int64_t count) {  // aligned as tensors are
     return std::exchange(next[part], next[part] + round_up(count * unit, ParameterTable::kAlignment));
@@ -109,9 +110,9 @@ void VectorSums::place_vector(WeightId id, std::vector<int64_t>& next) {
     for (int64_t i = 0; i < units.counts[r]; ++i) firsts.push_back(first + i * unit);
     if (part == local || std::cmp_equal(r, region_->group().rank())) own = {first, units.counts[r], units.rows};
   }
-  if (heads && own.units != weight.terms->held) {
-    INVAR_CHECK(own.units == 0, "'{}': {} of {} heads are counted", weight.name, own.units, weight.terms->held);
-    own = {take(local, weight.terms->held), weight.terms->held, units.rows};  // copies, which nobody adds
+  if (heads && own.units != weight.vector->held) {
+    INVAR_CHECK(own.units == 0, "'{}': {} of {} heads are counted", weight.name, own.units, weight.vector->held);
+    own = {take(local, weight.vector->held), weight.vector->held, units.rows};  // copies, which nobody adds
   }
   own_[id] = own;
   std::vector<int64_t> rows;

@@ -5,23 +5,24 @@
 #include <vector>
 
 #include "ops/term_sums.h"
-#include "parallel/mappings.h"
 #include "parallel/parameter.h"
+#include "parallel/sum_context.h"
 
 namespace invar {
 
-// The gradients of vectors (norms) in fixed order, all at once: in a micro-batch's backward pass layers write the rows
-// of terms that each is a sum of (Weight::terms); at its end ranks exchange what others need of them in one gather, and
-// one operation adds them to the gradient buffers, sample by sample (ops::add_term_sums).
+// The gradients of vectors (norms) in invariant numerics, all at once. In a micro-batch's backward pass layers write
+// the rows of terms that each is a sum of: a row for each block of tokens of a sample, for each head, or for each
+// sample (Weight::vector). At its end ranks exchange what others need of them in one gather, and one operation adds
+// them to the gradient buffers, sample by sample (ops::add_term_sums).
 class VectorSums {
  public:
-  // Of the table's weights with `terms`; it outlives this.
+  // Of the table's vectors; it outlives this.
   explicit VectorSums(const ParameterTable& table) : table_(table) {}
 
-  // For the region's tokens, whole samples. Takes from `scratch`, until finish(), the terms of all ranks (for each
+  // For the region's tokens, whole samples. Takes from ctx.scratch, until finish(), the terms of all ranks (for each
   // token block, 64 in a sample, 4 bytes an element of every norm: 58 MiB of Qwen3-0.6B at 4 samples, 292 MiB of
-  // Qwen3-8B) and the table of their rows. `region` outlives that too.
-  void begin(const Stream& stream, const TensorRegion& region, Arena& scratch, int64_t sequence_length);
+  // Qwen3-8B) and the table of their rows. ctx.region outlives that too.
+  void begin(const SumContext& ctx);
   // Where the layer adds this rank's rows, f32, zero before: (token blocks of the local tokens, width),
   // (heads held, samples, width) or (samples, width).
   Tensor terms(WeightId id) const;
@@ -42,7 +43,7 @@ class VectorSums {
     int64_t units = 0;
     int64_t rows = 1;  // of a unit
   };
-  Units units_of(const VectorTerms& terms) const;
+  Units units_of(const VectorSum& sum) const;
   void lay_out(const TensorRegion& region, int64_t sequence_length);
   std::vector<int64_t> place_all(std::vector<int64_t> next);
   void place_vector(WeightId id, std::vector<int64_t>& next);

@@ -163,7 +163,7 @@ void CopyCheck::cut_segments() {
           static_cast<int>(std::ranges::count_if(held[p], [=](const Range& rows) { return rows.contains(*cut); }));
       if (holders == 0) continue;
       segments_.push_back(
-          {parameters[p], {*cut, *std::next(cut)}, holders * (alike ? groups_.topology.data : 1), alike ? holders : 1});
+          {parameters[p], {*cut, *std::next(cut)}, holders * (alike ? groups_.topology.replicas() : 1)});
     }
   }
 }
@@ -203,15 +203,13 @@ std::vector<CopyCheck::Source> CopyCheck::held() const {
   return sources;
 }
 
-std::vector<CopyCheck::Source> CopyCheck::owned(Kind kind) const {
+std::vector<CopyCheck::Source> CopyCheck::owned(Owned which) const {
   std::vector<Source> sources;
   for (const AdamW::OwnState& own : state_.optimizer().own_states()) {
     const Weight& weight = state_.parameters().weight(own.weight);
-    const Tensor values = kind == Kind::kValues
-                              ? state_.parameters().flat_values().rows(own.elements.begin, own.elements.end)
-                          : kind == Kind::kExpAvg   ? own.exp_avg
-                          : kind == Kind::kExpAvgSq ? own.exp_avg_sq
-                                                    : own.master;
+    const Tensor values = which == Owned::kMasters
+                              ? own.master
+                              : state_.parameters().flat_values().rows(own.elements.begin, own.elements.end);
     sources.push_back({own.weight, (own.elements.begin - weight.offset) / weight.cols,
                        values.view({values.numel() / weight.cols, weight.cols})});
   }
@@ -245,6 +243,7 @@ CopyCheck::Sums CopyCheck::hash(const std::vector<Source>& sources, DType rounde
 }
 
 void CopyCheck::look() {
+  state_.await_values();
   if (looks_.size() < kLooks) looks_.push_back({Sums(segments_.size()), Sums(segments_.size())});
   const auto copied = [](const Segment& segment) { return segment.holders > 1; };
   add(looks_.back().values, hash(held(), DType::kF32, copied));
@@ -254,19 +253,8 @@ void CopyCheck::look_at_masters() {
   if (!has_masters()) return;
   Look& look = looks_.back();
   const auto every = [](const Segment&) { return true; };
-  add(look.rounded, hash(owned(Kind::kValues), DType::kF32, every));
-  add(look.rounded, hash(owned(Kind::kMasters), DType::kBF16, every), -1);
-}
-
-// Copies that each tensor-parallel rank updates: their owners among its data-parallel ranks have parts of the sum.
-CopyCheck::Compared CopyCheck::copies_of(Kind kind) const {
-  const auto updated_apart = [](const Segment& segment) { return segment.tensor_ranks > 1; };
-  Compared compared{kind, hash(owned(kind), DType::kF32, updated_apart), held_};
-  groups_.data->all_reduce(Stream(DeviceType::kCpu), view_of(compared.sums), ReduceOp::kSum);
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    if (!updated_apart(segments_[s])) compared.mine[s] = false;
-  }
-  return compared;
+  add(look.rounded, hash(owned(Owned::kValues), DType::kF32, every));
+  add(look.rounded, hash(owned(Owned::kMasters), DType::kBF16, every), -1);
 }
 
 CopyCheck::Compared CopyCheck::values_of(const Look& look) const {
@@ -297,22 +285,12 @@ std::vector<CopyCheck::Difference> CopyCheck::differences(const std::vector<Comp
 }
 
 void CopyCheck::compare(int64_t step) {
-  std::vector<Compared> states;
-  const bool apart = !state_.ownership().exclusive() &&
-                     std::ranges::any_of(segments_, [](const Segment& segment) { return segment.tensor_ranks > 1; });
-  if (apart) {
-    if (has_masters()) states.push_back(copies_of(Kind::kMasters));
-    states.push_back(copies_of(Kind::kExpAvg));
-    states.push_back(copies_of(Kind::kExpAvgSq));
-  }
   Look total{Sums(segments_.size()), Sums(segments_.size())};
   for (const Look& look : looks_) {
     add(total.values, look.values);
     add(total.rounded, look.rounded);
   }
-  std::vector<Compared> all = {values_of(total), rounded_of(total)};
-  all.insert(all.end(), states.begin(), states.end());
-  if (!differences(all).empty()) refuse(states);
+  if (!differences({values_of(total), rounded_of(total)}).empty()) refuse();
   sound_ = step;
   looks_.clear();
 }
@@ -325,16 +303,14 @@ void CopyCheck::check(int64_t step) {
 }
 
 // By what differed first: a copy that went wrong may have spread since then. Collective over the world.
-void CopyCheck::refuse(const std::vector<Compared>& states) const {
+void CopyCheck::refuse() const {
   std::vector<Compared> history;
   for (const Look& look : looks_) {
     history.push_back(values_of(look));
     history.push_back(rounded_of(look));
   }
-  const size_t after_looks = history.size();
-  history.insert(history.end(), states.begin(), states.end());
   std::vector<Difference> found = differences(history);
-  const auto time_of = [&](const Difference& at) { return std::min(at.compared, after_looks) / 2; };
+  const auto time_of = [&](const Difference& at) { return at.compared / 2; };
   std::erase_if(found, [&, first = time_of(found.at(0))](const Difference& at) { return time_of(at) != first; });
   std::string text = "copies of the state differ: ";
   for (size_t i = 0; i < std::min(found.size(), kNamed); ++i) {
@@ -372,12 +348,7 @@ std::string CopyCheck::describe(const Compared& compared, size_t s) const {
   if (compared.kind == Kind::kRounded) {
     return format("{} on {} is not what its master weights round to", what, list_first_ranks(others));
   }
-  const std::string_view of = compared.kind == Kind::kMasters    ? "the master of "
-                              : compared.kind == Kind::kExpAvg   ? "exp_avg of "
-                              : compared.kind == Kind::kExpAvgSq ? "exp_avg_sq of "
-                                                                 : "";
-  return format("{}{} on {} differs from that on {}", of, what, list_first_ranks(others),
-                list_first_ranks(right->second));
+  return format("{} on {} differs from that on {}", what, list_first_ranks(others), list_first_ranks(right->second));
 }
 
 // With its rows, if there are others.

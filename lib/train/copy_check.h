@@ -13,13 +13,10 @@ namespace invar {
 //   values                 the working weights, as the passes of every step have read them, among all ranks with a copy
 //   values and masters     in bf16, as the last step's passes have read them, on the rank that owns a row: a working
 //                          weight is its master, rounded
-//   masters and moments    among the tensor-parallel ranks that each update a copy of their own
-// All of these are equal in fast numerics too: reductions give every rank the same bits, and where sums of copies could
-// be in different orders (more than two data ranks over NCCL) GradientSync makes their gradients equal. Gradients are
-// not compared: a copy is complete on its owner only.
+// Gradients, masters and moments have no copies: a row's are on its owner only.
 //
-// Values of data-parallel copies are sent anew after every update, which hides a difference from whoever looks later,
-// so that each step's values are taken in before its update. Only compare() communicates.
+// The owner sends new values after every update, which hides a difference from whoever looks later, so that each step's
+// values are taken in before its update. Only compare() communicates.
 class CopyCheck {
  public:
   // start: finished steps. Collective over the world. state and groups must outlive it.
@@ -30,7 +27,7 @@ class CopyCheck {
   // Right after look(), at the steps that are compared: takes in whether the values that this rank owns are what their
   // masters round to. Two more passes over them in bf16, none in fp32.
   void look_at_masters();
-  // Compares what was taken in since the last call, and masters and moments as they are after this many steps.
+  // Compares what was taken in since the last call. step: finished ones.
   // Error{kFault}, on every rank, names tensors and ranks. Collective over the world.
   void compare(int64_t step);
   // Both, unless the copies of this step are compared already.
@@ -41,8 +38,7 @@ class CopyCheck {
   struct Segment {
     const Parameter* parameter = nullptr;
     Range rows;
-    int holders = 0;       // ranks of the world
-    int tensor_ranks = 1;  // of them, those of a replica, if each of them updates a copy of its own
+    int holders = 0;  // ranks of the world
   };
   // Part of a segment that lies in one run of rows of a weight's storage, of those that this rank holds.
   struct Part {
@@ -56,7 +52,7 @@ class CopyCheck {
     int64_t row = 0;
     Tensor values;
   };
-  enum class Kind : uint8_t { kValues, kRounded, kMasters, kExpAvg, kExpAvgSq };
+  enum class Kind : uint8_t { kValues, kRounded };
   using Sums = std::vector<int64_t>;  // by segment
   using Wanted = std::function<bool(const Segment&)>;
   struct Compared {
@@ -77,14 +73,14 @@ class CopyCheck {
   void cut_segments();
   void find_parts();
   std::vector<Source> held() const;
-  std::vector<Source> owned(Kind kind) const;
+  enum class Owned : bool { kValues, kMasters };
+  std::vector<Source> owned(Owned which) const;
   Sums hash(const std::vector<Source>& sources, DType rounded, const Wanted& wanted) const;
   bool has_masters() const;
   Compared values_of(const Look& look) const;
   Compared rounded_of(const Look& look) const;
-  Compared copies_of(Kind kind) const;
   std::vector<Difference> differences(const std::vector<Compared>& all) const;
-  [[noreturn]] void refuse(const std::vector<Compared>& states) const;
+  [[noreturn]] void refuse() const;
   std::string describe(const Compared& compared, size_t segment) const;
   static std::string name_of(const Segment& segment);
 

@@ -13,7 +13,8 @@ namespace invar {
 // replica and tensor rank in it. Not collective.
 class RankLayouts {
  public:
-  RankLayouts(const DecoderSpec& spec, const Topology& topology, const DecoderModel::Options& options);
+  RankLayouts(const DecoderSpec& spec, const Topology& topology, const SumPolicy& sums,
+              const DecoderModel::Options& options);
   ~RankLayouts();
 
   // By world rank.

@@ -41,8 +41,8 @@ void ReplicaWork::add(double seconds) {
 }
 
 std::vector<double> ReplicaWork::gather(const ProcessGroups& groups) {
-  const auto replicas = static_cast<size_t>(groups.topology.data);
-  const auto own = static_cast<size_t>(groups.data_rank());
+  const auto replicas = static_cast<size_t>(groups.topology.readers());
+  const auto own = static_cast<size_t>(groups.reader());
   std::vector<double> seconds(2 * replicas, 0.0);
   seconds[own] = last_;
   if (!recent_.empty()) seconds[replicas + own] = median({recent_.begin(), recent_.end()});

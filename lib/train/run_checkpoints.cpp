@@ -150,7 +150,7 @@ void RunCheckpoints::begin_save(const TrainState& state, const Progress& progres
   } catch (const Error& error) {
     throw error.in(format("no checkpoint of step {} is written", progress.step));
   }
-  report(saver_->save(info(progress), [&] { return state.own_part(TrainState::Copies::kOne); }), log);
+  report(saver_->save(info(progress), [&] { return state.own_part(); }), log);
   if (!config_.checkpoint.async) wait(log);
 }
 

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "config/resolved.h"
-#include "optim/gradient_norm.h"
 #include "optim/lr_schedule.h"
 #include "train/anomaly.h"
 
@@ -19,7 +18,7 @@ int64_t counted_labels(const Batch& batch) {
 int64_t count_tokens(const ProcessGroups& groups, std::span<const Batch> batches) {
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += counted_labels(batch);
-  return sum_over_replicas(groups, tokens);
+  return sum_over_readers(groups, tokens);
 }
 
 // This data-parallel rank's micro-batches of a global batch, without those that hold no sample before position `end`.
@@ -29,7 +28,7 @@ std::vector<Batch> load_batches(const Config& config, const ProcessGroups& group
   BatchGeometry geometry;
   geometry.global_batch = global_batch_size(config, groups.world->size());
   geometry.micro_batch = config.train.micro_batch_size;
-  geometry.own = groups.topology.samples_of(geometry.global_batch, groups.data_rank());
+  geometry.own = groups.topology.samples_of(geometry.global_batch, groups.reader());
   geometry.first_sample = data.first_sample;
   const DocumentRules documents{static_cast<int32_t>(config.data.eod_id), config.data.eod_mask_loss,
                                 config.data.reset_at_eod};
@@ -88,7 +87,7 @@ StepResult run_step(TrainState& state, const Config& config, const ProcessGroups
   }
   if (hooks.work != nullptr) hooks.work->stop(state.stream());
   result.grad_norm = state.finish_gradients();
-  const double loss_sum = sum_over_replicas(groups, state.take_loss());
+  const double loss_sum = sum_over_readers(groups, state.take_loss());
   result.loss = result.tokens > 0 ? loss_sum * share : std::numeric_limits<double>::quiet_NaN();
   if (hooks.gradients_complete) hooks.gradients_complete(result);
   result.lr = learning_rate(config.schedule, config.optimizer.lr, decay_steps(config), step + 1);
@@ -120,8 +119,8 @@ std::optional<Evaluation> run_evaluation(TrainState& state, const Config& config
     loss_sum.add(state.take_loss());
     if (stop && stop()) return std::nullopt;
   }
-  result.tokens = sum_over_replicas(groups, result.tokens);
-  const double sum = sum_over_replicas(groups, loss_sum);
+  result.tokens = sum_over_readers(groups, result.tokens);
+  const double sum = sum_over_readers(groups, loss_sum);
   if (result.tokens > 0) result.loss = sum / static_cast<double>(result.tokens);
   return result;
 }

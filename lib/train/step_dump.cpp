@@ -19,29 +19,21 @@ std::string layout_of(const Config& config, const ProcessGroups& groups) {
                 config.train.micro_batch_size, word_of(config.train.recompute));
 }
 
-// The rows of a parameter that this data rank owns, as (runs, values one after another); nothing where another rank's
-// copy counts.
-struct OwnedRows {
+// What this rank owns of a parameter's gradient: runs, and their values one after another.
+struct OwnedGradient {
   std::vector<RowRun> runs;
   std::vector<float> values;
 };
 
-OwnedRows owned_rows(const TrainState& state, const Weight& weight, const Parameter& parameter) {
-  OwnedRows owned;
-  if (!parameter.counted()) return owned;
-  for (const RowRun& run : parameter.runs) {
-    const int64_t begin = weight.offset + run.local * weight.cols;
-    const Range elements{begin, begin + run.global.size() * weight.cols};
-    for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
-      const Range own = intersect(elements, piece.elements);
-      if (own.empty()) continue;
-      const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;  // pieces are whole rows
-      owned.runs.push_back({{first, first + own.size() / weight.cols}, 0});
-      const std::vector<float> values = read_f32(state.stream(), state.parameters().flat_gradients(), own);
-      owned.values.insert(owned.values.end(), values.begin(), values.end());
-    }
+OwnedGradient owned_gradient(const TrainState& state, const Parameter& parameter) {
+  OwnedGradient gradient;
+  for (const OwnedRows& own : state.ownership().owned_rows()) {
+    if (own.parameter != &parameter) continue;
+    gradient.runs.push_back({own.rows, 0});
+    const std::vector<float> values = read_f32(state.stream(), state.parameters().flat_gradients(), own.elements);
+    gradient.values.insert(gradient.values.end(), values.begin(), values.end());
   }
-  return owned;
+  return gradient;
 }
 
 }  // namespace
@@ -113,15 +105,15 @@ void StepDump::write_ids(const Stream& stream, const std::string& name, std::spa
   std::vector<int32_t> ids;
   for (const Batch& batch : batches) ids.insert(ids.end(), (batch.*member).begin(), (batch.*member).end());
   if (!is_root()) {
-    groups_.data->send(stream, view_of(ids), 0);
+    groups_.readers().send(stream, view_of(ids), 0);
     return;
   }
   const int64_t sequence_length = config_.train.sequence_length;
   file_->create(name, DType::kI32, std::vector<int64_t>{batch_, sequence_length});
-  for (int rank = 0; rank < groups_.data->size(); ++rank) {
+  for (int rank = 0; rank < groups_.readers().size(); ++rank) {
     const Range samples = groups_.topology.samples_of(batch_, rank);
     ids.resize(static_cast<size_t>(samples.size() * sequence_length));
-    if (rank > 0) groups_.data->receive(stream, view_of(ids), rank);
+    if (rank > 0) groups_.readers().receive(stream, view_of(ids), rank);
     file_->write_rows<int32_t>(name, samples.begin, ids);
   }
 }
@@ -131,13 +123,13 @@ void StepDump::write_activation(const Stream& stream, const std::string& name, i
   const int64_t block = std::clamp<int64_t>(kBlockElements / cols, 1, tokens);
   if (is_root()) file_->create(name, DType::kF32, std::vector<int64_t>{batch_, config_.train.sequence_length, cols});
   int64_t first_token = 0;  // in the global batch
-  for (int data_rank = 0; data_rank < groups_.topology.data; ++data_rank) {
-    const int64_t micro_steps = groups_.topology.samples_of(batch_, data_rank).size() / config_.train.micro_batch_size;
+  for (int reader = 0; reader < groups_.topology.readers(); ++reader) {
+    const int64_t micro_steps = groups_.topology.samples_of(batch_, reader).size() / config_.train.micro_batch_size;
     for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
       for (int64_t row = 0; row < tokens; row += block) {
         const Range rows{row, std::min(tokens, row + block)};
         const std::vector<float> values =
-            gather_block(stream, name, data_rank, static_cast<size_t>(micro_step), rows, cols);
+            gather_block(stream, name, reader, static_cast<size_t>(micro_step), rows, cols);
         if (is_root()) file_->write_rows<float>(name, first_token + row, values);
       }
       first_token += tokens;
@@ -146,12 +138,12 @@ void StepDump::write_activation(const Stream& stream, const std::string& name, i
   activations_.erase(name);
 }
 
-// (rows, cols) on the root, out of the pieces of all tensor ranks of the data rank; empty elsewhere.
-std::vector<float> StepDump::gather_block(const Stream& stream, const std::string& name, int data_rank,
-                                          size_t micro_step, Range rows, int64_t cols) const {
+// (rows, cols) on the root, out of the pieces of all ranks that read these samples; empty elsewhere.
+std::vector<float> StepDump::gather_block(const Stream& stream, const std::string& name, int reader, size_t micro_step,
+                                          Range rows, int64_t cols) const {
   std::vector<int64_t> bounds;  // row begin, row end, column begin, column end of each piece
   std::vector<float> values;
-  if (groups_.data_rank() == data_rank && activations_.contains(name)) {
+  if (groups_.reader() == reader && activations_.contains(name)) {
     for (const Piece& piece : activations_.at(name).at(micro_step)) {
       const Range part = intersect(piece.rows, rows);
       if (part.empty()) continue;
@@ -162,7 +154,7 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
   }
   Communicator& world = *groups_.world;
   if (!is_root()) {
-    if (groups_.data_rank() != data_rank) return {};
+    if (groups_.reader() != reader) return {};
     std::vector<int64_t> sizes = {std::ssize(bounds), std::ssize(values)};
     world.send(stream, view_of(sizes), 0);
     world.send(stream, view_of(bounds), 0);
@@ -171,8 +163,8 @@ std::vector<float> StepDump::gather_block(const Stream& stream, const std::strin
   }
   std::vector<float> block(static_cast<size_t>(rows.size() * cols));
   int64_t filled = 0;
-  for (int tensor_rank = 0; tensor_rank < groups_.topology.width(data_rank); ++tensor_rank) {
-    const int from = groups_.topology.first_rank(data_rank) + tensor_rank;
+  for (int from = 0; from < world.size(); ++from) {
+    if (groups_.topology.reader_of(from) != reader) continue;
     if (from != 0) {
       std::vector<int64_t> sizes(2);
       world.receive(stream, view_of(sizes), from);
@@ -198,7 +190,7 @@ void StepDump::write_gradients(const TrainState& state) {
   for (const Weight& weight : state.parameters().weights()) {
     for (const Parameter& parameter : weight.parameters) {
       if (!parameter.trained) continue;
-      OwnedRows mine = owned_rows(state, weight, parameter);
+      OwnedGradient mine = owned_gradient(state, parameter);
       const std::vector<float> logical =
           collect_runs(*groups_.world, state.stream(), parameter, mine.runs, std::move(mine.values));
       if (is_root()) file_->write<float>("grad." + parameter.name, parameter.shape, logical);

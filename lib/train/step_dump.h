@@ -50,7 +50,7 @@ class StepDump : public TensorSink {
   void write_ids(const Stream& stream, const std::string& name, std::span<const Batch> batches,
                  std::vector<int32_t> Batch::*member);
   void write_activation(const Stream& stream, const std::string& name, int64_t cols);
-  std::vector<float> gather_block(const Stream& stream, const std::string& name, int data_rank, size_t micro_step,
+  std::vector<float> gather_block(const Stream& stream, const std::string& name, int reader, size_t micro_step,
                                   Range rows, int64_t cols) const;
   void write_gradients(const TrainState& state);
 

@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <numeric>
-#include <optional>
 
 #include "checkpoint/hdf5_file.h"
 #include "device/device.h"
@@ -43,18 +42,6 @@ Tensor values_of(const ParameterTable& table, const AdamW::OwnState& own, StateK
   return {};
 }
 
-// Rows of `run` that the piece holds, as rows of the piece; none if it holds none. first_block: of the parameter's.
-std::optional<ops::HashedRows> held_rows(const Weight& weight, const Parameter& parameter, const RowRun& run,
-                                         const AdamW::OwnState& own, int64_t first_block) {
-  const int64_t piece = (own.elements.begin - weight.offset) / weight.cols;  // its first row; pieces are whole rows
-  const Range rows =
-      intersect(Range{run.local, run.local + run.global.size()}, {piece, piece + own.elements.size() / weight.cols});
-  if (rows.empty()) return std::nullopt;
-  ops::LogicalIndex index = parameter.logical_index().from_row(run.global.begin + rows.begin - run.local);
-  index.first += first_block * kHashBlock;
-  return ops::HashedRows{{rows.begin - piece, rows.end - piece}, index};
-}
-
 // The tensors' blocks, from one after another in `blocks` of every rank; every element must have been added once.
 void sum_over_ranks(Communicator& world, const Stream& stream, const Tensor& blocks, int64_t added,
                     std::vector<TensorHash>& tensors) {
@@ -82,24 +69,25 @@ std::vector<TensorHash> hash_state(const TrainState& state, const ProcessGroups&
   const Tensor blocks = state.block_hashes().rows(0, ends.back());
   ops::zero(state.stream(), blocks);
   int64_t added = 0;
-  for (const AdamW::OwnState& own : state.optimizer().own_states()) {
-    const Weight& weight = table.weight(own.weight);
-    std::vector<ops::HashedRows> runs;
-    for (const Parameter& parameter : weight.parameters) {
-      const auto at = index.find(&parameter);
-      if (at == index.end() || !parameter.counted()) continue;
-      for (const RowRun& run : parameter.runs) {
-        const auto held = held_rows(weight, parameter, run, own, ends[at->second]);
-        if (!held) continue;
-        INVAR_CHECK(held->index.at(held->rows.size() - 1, weight.cols - 1) < ends[at->second + 1] * kHashBlock,
-                    "rows of '{}' beyond its end", parameter.name);
-        runs.push_back(*held);
-        added += held->rows.size() * weight.cols;
-      }
-    }
-    if (runs.empty()) continue;
-    const Tensor values = values_of(table, own, kind);
-    ops::add_block_hashes(state.stream(), values.view({values.numel() / weight.cols, weight.cols}), runs, blocks);
+  const std::vector<AdamW::OwnState> states = state.optimizer().own_states();
+  std::vector<std::vector<ops::HashedRows>> runs(states.size());  // by piece
+  for (const OwnedRows& own : state.ownership().owned_rows()) {
+    const auto at = index.find(own.parameter);
+    if (at == index.end()) continue;
+    const int64_t cols = own.parameter->cols();
+    ops::LogicalIndex logical = own.parameter->logical_index().from_row(own.rows.begin);
+    logical.first += ends[at->second] * kHashBlock;
+    INVAR_CHECK(logical.at(own.rows.size() - 1, cols - 1) < ends[at->second + 1] * kHashBlock,
+                "rows of '{}' beyond its end", own.parameter->name);
+    const int64_t first = (own.elements.begin - states[own.piece].elements.begin) / cols;
+    runs[own.piece].push_back({{first, first + own.rows.size()}, logical});
+    added += own.elements.size();
+  }
+  for (size_t piece = 0; piece < states.size(); ++piece) {
+    if (runs[piece].empty()) continue;
+    const Tensor values = values_of(table, states[piece], kind);
+    const int64_t cols = table.weight(states[piece].weight).cols;
+    ops::add_block_hashes(state.stream(), values.view({values.numel() / cols, cols}), runs[piece], blocks);
   }
   sum_over_ranks(*groups.world, state.stream(), blocks, added, tensors);
   return tensors;

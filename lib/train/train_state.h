@@ -1,15 +1,12 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/hf_weights.h"
 #include "core/exact_sum.h"
 #include "data/batch.h"
 #include "models/decoder_model.h"
 #include "optim/adamw.h"
-#include "optim/gradient_norm.h"
 
 namespace invar {
 
@@ -35,25 +32,27 @@ constexpr int64_t kOutsideArenas = int64_t{3} << 30;
 // works in, all allocated in the constructor. Collective over the world.
 class TrainState {
  public:
-  // A capacity per kind of memory; on DeviceType::kMeta they do not matter.
-  TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream, const MemorySizes& capacity);
+  // Makes where layers get their weights; source: GradientSync.
+  using WeightStoreMaker = std::function<std::unique_ptr<WeightStore>(const ParameterTable& table, ValueSource& source,
+                                                                      const Stream& stream)>;
+
+  // A capacity per kind of memory; on DeviceType::kMeta they do not matter. weights: ResidentWeights unless given.
+  TrainState(const Config& config, const ProcessGroups& groups, const Stream& stream, const MemorySizes& capacity,
+             const WeightStoreMaker& weights = {});
 
   DecoderModel& model() { return model_; }
-  // With the values of the last update.
-  const ParameterTable& parameters() const {
-    await_values();
-    return model_.parameters();
-  }
+  // Their values are those of the last update once what reads them is queued after await_values().
+  const ParameterTable& parameters() const { return model_.parameters(); }
   // What is queued from now on runs after the values of the last update have come from other ranks.
   void await_values() const { sync_.await_values(); }
   const RowOwnership& ownership() const { return ownership_; }
   const AdamW& optimizer() const { return optimizer_; }
   // Room for hashes, i64 (blocks of all parameters): where scratch begins, so not while a micro-batch runs.
   const Tensor& block_hashes() const {
-    INVAR_CHECK(scratch_.used() == 0, "hashes of blocks while {} bytes of scratch are in use", scratch_.used());
-    return block_hashes_;
+    INVAR_CHECK(memory_.scratch.used() == 0, "hashes of blocks while {} bytes of scratch are in use",
+                memory_.scratch.used());
+    return buffers_.block_hashes;
   }
-  // The one that was given, invariant if the config's numerics are.
   const Stream& stream() const { return stream_; }
 
   // After the parameters' values were filled.
@@ -61,11 +60,8 @@ class TrainState {
   // Takes masters and moments of a checkpoint, which must hold this model: what it owns itself, then the new values of
   // all. Collective over the world.
   void load(const CheckpointReader& reader);
-
-  // The masters and moments that this rank owns, for a checkpoint. With kOne the runs of all ranks together hold every
-  // element once: copies on several ranks are shared out among them. With kAll they are all that a rank must be given.
-  enum class Copies { kAll, kOne };
-  StatePart own_part(Copies copies) const;
+  // The masters and moments that this rank owns, for a checkpoint: all ranks together own every element once.
+  StatePart own_part() const;
 
   void zero_gradients();
   // Adds the micro-batch's Σ loss to what take_loss() will give, and the gradient of gradient_scale times it. In the
@@ -80,67 +76,48 @@ class TrainState {
   // AdamW update `step` (from 1) and the new values to every rank that holds them.
   void update(int64_t step, double lr, double gradient_scale);
 
-  std::vector<std::string> explain_attention() { return model_.explain_attention(workspace_, on_device()); }
+  std::vector<std::string> explain_attention() { return model_.explain_attention(workspace(), on_device()); }
 
   // A step on tensors as they are; on meta it finds what a step needs.
   void dry_run();
   MemorySizes used() const;  // high-water marks
 
  private:
-  void upload(const StatePart& part);
+  struct Memory {
+    Memory(DeviceType device, const MemorySizes& capacity);
+    Arena parameters, gradients, optimizer, constants, saved, scratch;
+  };
+  // What a step reads and writes beside weights and activations.
+  struct Buffers {
+    Tensor tokens, labels;
+    Tensor document_starts;  // undefined without data.reset_at_eod
+    Tensor losses;           // f64 (samples of this rank in a step)
+    Tensor block_hashes;
+    int64_t sequence_length = 0;
+    int64_t samples = 0;  // of this rank's, that have a loss
+  };
+
+  void allocate_buffers(const Config& config);
+  Workspace workspace() { return {stream_, *weights_, *gradients_, memory_.saved, memory_.scratch}; }
   MicroBatch to_device(const Batch& batch);
   Tensor next_losses(const Batch& batch);
-  MicroBatch on_device() const { return {tokens_, labels_, sequence_length_, document_starts_}; }
+  MicroBatch on_device() const {
+    return {buffers_.tokens, buffers_.labels, buffers_.sequence_length, buffers_.document_starts};
+  }
+  void upload(const StatePart& part);
 
   const ProcessGroups& groups_;
   Stream stream_;
-  int64_t sequence_length_;
-  std::optional<NumericsContract> contract_;  // of sums in fixed order
-  std::optional<WorkerOrder> order_;
-  Arena parameters_;
-  Arena gradients_;
-  Arena optimizer_memory_;
-  Arena constants_;
-  Arena saved_;
-  Arena scratch_;
-  Workspace workspace_;
+  std::unique_ptr<SumPolicy> sums_;
+  Memory memory_;
   DecoderModel model_;
   RowOwnership ownership_;
   GradientSync sync_;
+  std::unique_ptr<WeightStore> weights_;
+  std::unique_ptr<GradientSink> gradients_;
+  std::unique_ptr<GradientNorm> norm_;
   AdamW optimizer_;
-  std::vector<Range> counted_;               // of the flat gradients, in their norm
-  std::vector<ops::RowBlock> counted_rows_;  // the same, in fixed order
-  Tensor loss_sums_;                         // f64 (samples of this rank in a step)
-  int64_t samples_ = 0;                      // of them that have one
-  Tensor squares_;                           // f64 (1): of the gradients
-  RowSquares row_squares_;                   // in fixed order
-  Tensor block_hashes_;
-  Tensor tokens_;
-  Tensor labels_;
-  Tensor document_starts_;  // undefined without data.reset_at_eod
+  Buffers buffers_;
 };
-
-// The grid of the ranks that train, uniform for replicas of one width, with one exception. If their tensor ranks are
-// very unequal, the owners of a row's copies would add its terms in different orders, and the copies would drift apart.
-// Then a row has one owner, as among replicas of unequal widths. config: with the plan's batch. Not collective.
-Topology training_topology(const Config& config, const ReplicaPlan& plan);
-
-// What a rank needs on a device of the given kind, found by running one step of the real code on meta tensors.
-// `traffic`, if given, receives what the rank sends in one micro-step and the step's end. Not collective.
-MemorySizes measure_memory(const Config& config, const Topology& topology, int world_rank,
-                           DeviceType target = DeviceType::kCpu, TrafficTable* traffic = nullptr);
-
-// Elements of the whole model, at any layout.
-struct ParameterCounts {
-  int64_t trained = 0;
-  int64_t constant = 0;  // of the checkpoint, applied but not trained
-};
-ParameterCounts count_parameters(const Config& config);
-
-// The model's parameters as a checkpoint names them, all rows as they lie in files; for a writer without a run.
-std::vector<StateTensor> checkpoint_tensors(const ModelConfig& model);
-
-// Refuses weights that load_hf_weights() would refuse, without memory for them. Not collective.
-void check_hf_weights(const Config& config, const Topology& topology, int world_rank, const HfWeights& weights);
 
 }  // namespace invar

@@ -23,6 +23,7 @@
 #include "parallel/check_inputs.h"
 #include "parallel/host_share.h"
 #include "train/copy_check.h"
+#include "train/dry_run.h"
 #include "train/proof_log.h"
 #include "train/run_inputs.h"
 #include "train/run_outputs.h"
@@ -446,6 +447,7 @@ std::string Trainer::evaluate(TrainState& state, Output& output) const {
 void Trainer::export_weights(const TrainState& state, Log& log) const {
   const std::filesystem::path folder = config_.checkpoint.export_dir;
   if (groups_.world->rank() == 0) claim_hf_folder(folder, kExportKey, export_owner(config_));
+  state.await_values();
   export_hf_weights(state.parameters(), groups_, stream_, folder);
   if (groups_.world->rank() != 0) return;
   write_text_file(folder / "config.json", to_hf_config(config_.model, config_.numerics.precision));

@@ -69,6 +69,7 @@ class LayerCase {
 };
 
 // The results are in the operands' own memory too.
+// On a stream of its own in invariant numerics, else fast.
 AttentionResult run_on_gpu(const AttentionOperands& host, const Stream& stream = gpu()) {
   std::list<std::pair<Tensor, DeviceTensor>> copies;
   AttentionOperands o = host;
@@ -80,6 +81,7 @@ AttentionResult run_on_gpu(const AttentionOperands& host, const Stream& stream =
   const DeviceTensor lse(HostTensor(DType::kF32, {o.q.tokens(), o.q.heads()}));
   const DeviceTensor delta(HostTensor(DType::kF32, {o.q.tokens(), o.q.heads()}));
   synchronize(gpu());  // they are copied in its order
+  o.params.numerics.invariant = &stream.cuda() != &gpu().cuda();
   cudnn().forward(stream, o.params, o.q, o.k, o.v, o.out, lse);
   cudnn().backward(stream, o.params, o.q, o.k, o.v, o.out, lse, o.d_out, delta, o.d_q, o.d_k, o.d_v);
   synchronize(stream);
@@ -140,13 +142,7 @@ TEST_CASE("a sample that cuDNN's backward pass takes in parts has the bits of it
   CHECK(same_bits(AttentionCase::read(apart.o.d_v), all.d_v));
 }
 
-Stream invariant_stream() {
-  Stream stream = make_cuda_stream(0);
-  stream.set_invariant(true);
-  return stream;
-}
-
-TEST_CASE("each plan on an invariant stream is proved, once, and leaves no trace") {
+TEST_CASE("each plan in invariant numerics is proved, once, and leaves no trace") {
   const std::vector<AttentionShape> shapes = {
       // samples, sequence, groups, heads per group, head_dim, window
       {4, 1024, 8, 2, 128, 0}, {3, 200, 4, 2, 128, 0},  {2, 512, 8, 2, 128, 110}, {2, 384, 2, 4, 256, 128},
@@ -157,7 +153,7 @@ TEST_CASE("each plan on an invariant stream is proved, once, and leaves no trace
                 shape.heads_per_group, shape.head_dim, shape.window));
     LayerCase fast(shape), proved(shape), again(shape);
     const AttentionResult expected = run_on_gpu(fast.o);
-    const Stream stream = invariant_stream();
+    const Stream stream = make_cuda_stream(0);
     CHECK(same_bits(run_on_gpu(proved.o, stream), expected));
     CHECK(proved.raw_d_k_untouched());
     const ops::Proofs proofs = ops::proofs(stream);
@@ -181,7 +177,7 @@ TEST_CASE("each plan on an invariant stream is proved, once, and leaves no trace
 TEST_CASE("a plan for groups that see the same keys is proved, in the memory that was planned") {
   const AttentionShape shape{2, 256, 6, 1, 128, 0};
   LayerCase copied(shape), shared(shape);
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   for (ops::HeadView* view : {&shared.o.k, &shared.o.v}) view->group_stride = 0;
   for (const auto& [view, of] : {std::pair(copied.o.k, shared.o.k), std::pair(copied.o.v, shared.o.v)}) {
     AttentionCase::write(view, AttentionCase::read(of));

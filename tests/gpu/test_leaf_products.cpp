@@ -1,7 +1,8 @@
 #include "device_tensor.h"
+#include "ops/cuda/operations.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
-#include "parallel/tree_collectives.h"
+#include "parallel/reduction_tree.h"
 #include "parallel/unit_partition.h"
 
 namespace invar {
@@ -9,11 +10,7 @@ namespace {
 
 using namespace invar::test;
 
-Stream invariant_stream() {
-  Stream stream = make_cuda_stream(0);
-  stream.set_invariant(true);
-  return stream;
-}
+constexpr ops::Numerics kInvariant{true};
 
 // A rank's part of a sum over `leaves`, which are cut from its `k` terms in parts of `unit`.
 struct Cut {
@@ -66,18 +63,15 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   for (int i = 0; i < cut.program.buffers; ++i) buffers.emplace_back(unwritten);
   for (size_t i = 0; i < cut.program.nodes.size(); ++i) nodes.emplace_back(unwritten);
   synchronize(gpu());
-  const Stream stream = invariant_stream();
-  size_t index = 0;
-  for (LeafSum sum(cut.program, {buffers.begin(), buffers.end()}); !sum.finished(); sum.leaf_done(stream)) {
-    const Range part = cut.columns[index++];
-    ops::matmul_columns(stream, a, part, ops::Transpose::kNo, b.tensor().rows(part.begin, part.end), leaf);
-    sum.put(stream, leaf);
-  }
+  const Stream stream = make_cuda_stream(0);
+  const std::vector<Tensor> stack(buffers.begin(), buffers.end());
+  const ops::LeafSpace space{stack, leaf_dtype == DType::kBF16 ? leaf.tensor() : Tensor()};
+  ops::matmul_leaf_by_leaf(stream, a, b, cut.steps, space, kInvariant);
   synchronize(stream);
   const bool faster = run.size() > 2 || leaf_dtype == DType::kBF16 || k < 2 * 1024;
   const bool taken = cuda_architecture(0) == "sm90" && faster;
   const std::vector<Tensor> into(nodes.begin(), nodes.end());
-  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, leaf_dtype, into) == taken);
+  REQUIRE(ops::cuda::multiply_leaves(stream.cuda(), a, b, cut.steps, leaf_dtype, into) == taken);
   if (!taken) return;
   synchronize(stream);
   for (size_t node = 0; node < nodes.size(); ++node) {
@@ -91,33 +85,43 @@ TEST_CASE("a sum over leaves in one kernel has the bits of products and addition
   const DeviceTensor rounded(narrow), wanted(narrow);
   synchronize(gpu());
   ops::copy(stream, buffers.front(), wanted);
-  REQUIRE(ops::matmul_leaves(stream, a, b, cut.steps, leaf_dtype, {&rounded.tensor(), 1}));
+  ops::matmul_leaves(stream, a, b, cut.steps, space, {&rounded.tensor(), 1}, kInvariant);
   synchronize(stream);
   CHECK(rounded.host().same_bits(wanted.host()));
 }
 
-TEST_CASE("leaves that no kernel takes are left to products") {
+TEST_CASE("leaves that the kernel does not take are added one by one, with the same bits") {
   const Cut odd(4, {0, 4}, 96, 8), many(32, {0, 32}, 1024, 16), right(4, {0, 4}, 64, 16), two(2, {0, 2}, 64, 16),
       long_ones(2, {0, 2}, 2048, 16);
-  const Stream invariant = invariant_stream();
-  const auto taken = [](const Stream& stream, const Cut& cut, int64_t n, DType dtype, DType leaf = DType::kF32) {
+  const Stream stream = make_cuda_stream(0);
+  const auto taken = [&](const Cut& cut, int64_t n, DType dtype, DType leaf = DType::kF32) {
     const int64_t k = cut.columns.back().end;
-    const DeviceTensor a(HostTensor(dtype, {16, k})), b(HostTensor(dtype, {k, n})),
-        node(HostTensor(DType::kF32, {16, n}));
-    const std::vector<Tensor> nodes{node};
-    const bool done = ops::matmul_leaves(stream, a, b, cut.steps, leaf, nodes);
+    const HostTensor unwritten(DType::kF32, {16, n});
+    const DeviceTensor a(random_tensor(dtype, {16, k}, 1)), b(random_tensor(dtype, {k, n}, 2)), node(unwritten),
+        rounded(HostTensor(DType::kBF16, {16, n}));
+    std::vector<DeviceTensor> buffers;
+    for (int i = 0; i < cut.program.buffers; ++i) buffers.emplace_back(unwritten);
+    synchronize(gpu());
+    const std::vector<Tensor> stack(buffers.begin(), buffers.end()), nodes{node};
+    const ops::LeafSpace space{stack, leaf == DType::kBF16 ? rounded.tensor() : Tensor()};
+    const bool by_kernel = ops::cuda::multiply_leaves(stream.cuda(), a, b, cut.steps, leaf, nodes);
+    ops::matmul_leaves(stream, a, b, cut.steps, space, nodes, kInvariant);
     synchronize(stream);
-    return done;
+    const HostTensor made = node.host();
+    ops::matmul_leaf_by_leaf(stream, a, b, cut.steps, space, kInvariant);
+    synchronize(stream);
+    CHECK(made.same_bits(buffers.front().host()));
+    return by_kernel;
   };
-  CHECK(taken(invariant, right, 16, DType::kBF16) == (cuda_architecture(0) == "sm90"));
-  CHECK_FALSE(taken(gpu(), right, 16, DType::kBF16));
-  CHECK_FALSE(taken(invariant, right, 16, DType::kF32));
-  CHECK_FALSE(taken(invariant, right, 12, DType::kBF16));
-  CHECK_FALSE(taken(invariant, odd, 16, DType::kBF16));
-  CHECK(taken(invariant, two, 16, DType::kBF16) == (cuda_architecture(0) == "sm90"));
-  CHECK_FALSE(taken(invariant, long_ones, 16, DType::kBF16));  // not faster
-  CHECK(taken(invariant, long_ones, 16, DType::kBF16, DType::kBF16) == (cuda_architecture(0) == "sm90"));
-  CHECK_FALSE(taken(invariant, many, 16, DType::kBF16));  // five sums at once
+  const bool has_kernel = cuda_architecture(0) == "sm90";
+  CHECK(taken(right, 16, DType::kBF16) == has_kernel);
+  CHECK_FALSE(taken(right, 16, DType::kF32));
+  CHECK_FALSE(taken(right, 12, DType::kBF16));
+  CHECK_FALSE(taken(odd, 16, DType::kBF16));
+  CHECK(taken(two, 16, DType::kBF16) == has_kernel);
+  CHECK_FALSE(taken(long_ones, 16, DType::kBF16));  // not faster
+  CHECK(taken(long_ones, 16, DType::kBF16, DType::kBF16) == has_kernel);
+  CHECK_FALSE(taken(many, 16, DType::kBF16));  // five sums at once
 }
 
 }  // namespace

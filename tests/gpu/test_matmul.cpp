@@ -24,20 +24,21 @@ struct Product {
         b(random_tensor(in, {offset + (tb ? n_ : k_), tb ? k_ : n_}, 2)),
         c(random_tensor(out, {offset + m + 1, n_}, 3)) {}
 
-  void run(const Stream& stream, const Tensor& a_, const Tensor& b_, const Tensor& c_, float beta) const {
+  void run(const Stream& stream, const Tensor& a_, const Tensor& b_, const Tensor& c_, float beta,
+           const Numerics& numerics = {}) const {
     const auto rest = [&](const Tensor& t) { return t.rows(offset, t.dim(0)); };
     matmul(stream, rest(a_), ta ? Transpose::kYes : Transpose::kNo, rest(b_), tb ? Transpose::kYes : Transpose::kNo,
-           c_.rows(offset, offset + m), beta);
+           c_.rows(offset, offset + m), beta, numerics);
   }
   HostTensor expected(float beta) const {
     HostTensor out = c;
     run(kThreads, a, b, out, beta);
     return out;
   }
-  HostTensor on(const Stream& stream, float beta) const {
+  HostTensor on(const Stream& stream, float beta, const Numerics& numerics = {}) const {
     const DeviceTensor device_a(a), device_b(b), device_c(c);
     synchronize(gpu());  // they are copied in its order
-    run(stream, device_a, device_b, device_c, beta);
+    run(stream, device_a, device_b, device_c, beta, numerics);
     synchronize(stream);
     return device_c.host();
   }
@@ -157,12 +158,7 @@ TEST_CASE("matmul on the GPU measures without touching c, and with the same bits
   for (int i = 0; i < 3; ++i) CHECK(product.on(make_cuda_stream(0), beta).same_bits(first));
 }
 
-// Of its own, with plans of its own.
-Stream invariant_stream() {
-  Stream stream = make_cuda_stream(0);
-  stream.set_invariant(true);
-  return stream;
-}
+constexpr Numerics kInvariant{true};
 
 HostTensor columns_of(const HostTensor& x, Range columns) {
   const int64_t rows = x.tensor().dim(0), stride = x.tensor().dim(1);
@@ -182,7 +178,7 @@ int64_t differing(const HostTensor& x, const HostTensor& y) {
   return count;
 }
 
-TEST_CASE("bf16 products on an invariant stream have the same bits however the rows are cut") {
+TEST_CASE("bf16 products in invariant numerics have the same bits however the rows are cut") {
   const auto [m, n, k] = GENERATE(values<Size>({{4096, 1024, 3072}, {512, 4096, 1024}, {128, 256, 3072}}));
   const auto [ta, tb] = GENERATE(table<bool, bool>({{false, false}, {false, true}, {true, false}}));
   const HostTensor a = random_tensor(DType::kBF16, {ta ? k : m, ta ? m : k}, 1);
@@ -191,14 +187,14 @@ TEST_CASE("bf16 products on an invariant stream have the same bits however the r
   const DeviceTensor device_b(b), whole_a(a),
       part_a(ta ? columns_of(a, {0, third}) : HostTensor(DType::kBF16, {third, k}));
   if (!ta) copy_across(gpu(), whole_a.tensor().rows(0, third), part_a);
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   for (const auto& [out, beta] : {std::pair{DType::kF32, 0.0f}, {DType::kF32, 1.0f}, {DType::kBF16, 0.0f}}) {
     CAPTURE(m, n, k, ta, tb, name_of(out), beta);
     const HostTensor c = random_tensor(out, {m, n}, 3);
     const DeviceTensor whole(c), part(c);
     synchronize(gpu());
     const auto multiply = [&](const Tensor& left, const Tensor& to) {
-      matmul(stream, left, Transpose{ta}, device_b, Transpose{tb}, to, beta);
+      matmul(stream, left, Transpose{ta}, device_b, Transpose{tb}, to, beta, kInvariant);
     };
     const int64_t before = proofs(stream).products;
     multiply(whole_a, whole);
@@ -219,7 +215,7 @@ TEST_CASE("bf16 products on an invariant stream have the same bits however the r
 }
 
 TEST_CASE(
-    "a product of bf16 on an invariant stream is proved or counted as slow, once, in the memory that was planned") {
+    "a product of bf16 in invariant numerics is proved or counted as slow, once, in the memory that was planned") {
   const auto [m, n, k] = GENERATE(values<Size>({{3, 5, 7}, {17, 33, 65}, {1000, 512, 264}}));
   for (const auto& [out, accumulate] : {std::pair{DType::kF32, false}, {DType::kF32, true}, {DType::kBF16, false}}) {
     CAPTURE(m, n, k, name_of(out), accumulate);
@@ -227,9 +223,9 @@ TEST_CASE(
     const DeviceTensor a(random_tensor(DType::kBF16, {m, k}, 1)), b(random_tensor(DType::kBF16, {k, n}, 2));
     const DeviceTensor actual(c), own(c);
     synchronize(gpu());
-    const Stream stream = invariant_stream();
+    const Stream stream = make_cuda_stream(0);
     const auto multiply = [&] {
-      matmul(stream, a, Transpose::kNo, b, Transpose::kNo, actual, accumulate ? 1.0f : 0.0f);
+      matmul(stream, a, Transpose::kNo, b, Transpose::kNo, actual, accumulate ? 1.0f : 0.0f, kInvariant);
     };
     multiply();
     cuda::multiply_bf16_in_order(stream.cuda(), {a, {0, k}, false, b, false, own, accumulate});
@@ -251,7 +247,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("columns on an invariant stream have the bits of a copy, and two leaves have others than one") {
+TEST_CASE("columns in invariant numerics have the bits of a copy, and two leaves have others than one") {
   const DType in = GENERATE(DType::kF32, DType::kBF16);
   const int64_t m = 512, n = 384, k = 3072, half = k / 2;
   const HostTensor a = random_tensor(in, {m, k}, 1), b = random_tensor(in, {k, n}, 2);
@@ -259,22 +255,22 @@ TEST_CASE("columns on an invariant stream have the bits of a copy, and two leave
   const HostTensor none(DType::kF32, {m, n});
   const DeviceTensor leaves(none), copied(none), whole(none);
   synchronize(gpu());
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   const Tensor upper = device_b.tensor().rows(0, half), lower = device_b.tensor().rows(half, k);
-  matmul_columns(stream, device_a, {0, half}, Transpose::kNo, upper, leaves);
-  matmul(stream, left, Transpose::kNo, upper, Transpose::kNo, copied);
+  matmul_columns(stream, device_a, {0, half}, Transpose::kNo, upper, leaves, 0.0f, kInvariant);
+  matmul(stream, left, Transpose::kNo, upper, Transpose::kNo, copied, 0.0f, kInvariant);
   synchronize(stream);
   CHECK(leaves.host().same_bits(copied.host()));
-  matmul_columns(stream, device_a, {half, k}, Transpose::kNo, lower, leaves, 1.0f);
-  matmul(stream, right, Transpose::kNo, lower, Transpose::kNo, copied, 1.0f);
-  matmul(stream, device_a, Transpose::kNo, device_b, Transpose::kNo, whole);
+  matmul_columns(stream, device_a, {half, k}, Transpose::kNo, lower, leaves, 1.0f, kInvariant);
+  matmul(stream, right, Transpose::kNo, lower, Transpose::kNo, copied, 1.0f, kInvariant);
+  matmul(stream, device_a, Transpose::kNo, device_b, Transpose::kNo, whole, 0.0f, kInvariant);
   synchronize(stream);
   CHECK(leaves.host().same_bits(copied.host()));
   CHECK(relative_norm(leaves.host().values(), whole.host().values()) <= 1e-5);
   CHECK(differing(leaves.host(), whole.host()) > m * n / 2);
 }
 
-TEST_CASE("transposed columns on an invariant stream are rows of the whole product, bit for bit") {
+TEST_CASE("transposed columns in invariant numerics are rows of the whole product, bit for bit") {
   const DType in = GENERATE(DType::kF32, DType::kBF16);
   const float beta = GENERATE(0.0f, 1.0f);
   const int64_t k = 1000, columns = 1536, n = 264;
@@ -282,16 +278,17 @@ TEST_CASE("transposed columns on an invariant stream are rows of the whole produ
   const HostTensor before = random_tensor(DType::kF32, {columns, n}, 3);
   const DeviceTensor device_a(a), device_b(b), parts(before), whole(before);
   synchronize(gpu());
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   for (const Range part : {Range{0, 256}, Range{256, 1000}, Range{1000, columns}}) {
-    matmul_columns(stream, device_a, part, Transpose::kYes, device_b, parts.tensor().rows(part.begin, part.end), beta);
+    matmul_columns(stream, device_a, part, Transpose::kYes, device_b, parts.tensor().rows(part.begin, part.end), beta,
+                   kInvariant);
   }
-  matmul(stream, device_a, Transpose::kYes, device_b, Transpose::kNo, whole, beta);
+  matmul(stream, device_a, Transpose::kYes, device_b, Transpose::kNo, whole, beta, kInvariant);
   synchronize(stream);
   CHECK(parts.host().same_bits(whole.host()));
 }
 
-TEST_CASE("products of several samples on an invariant stream have the bits of one at a time, and are proved once") {
+TEST_CASE("products of several samples in invariant numerics have the bits of one at a time, and are proved once") {
   const DType in = GENERATE(DType::kF32, DType::kBF16);
   const auto [m, n, tokens] = GENERATE(values<Size>({{3, 5, 7}, {512, 1024, 4096}, {264, 96, 40}}));
   const int64_t samples = 3, stride = m + 8;
@@ -302,8 +299,8 @@ TEST_CASE("products of several samples on an invariant stream have the bits of o
   const HostTensor before = random_tensor(DType::kF32, {samples, m, n}, 3);
   const DeviceTensor terms(before), expected(before);
   synchronize(gpu());
-  const Stream stream = invariant_stream();
-  matmul_samples(stream, a, columns, b, terms);
+  const Stream stream = make_cuda_stream(0);
+  matmul_samples(stream, a, columns, b, terms, kInvariant);
   const Proofs first = proofs(stream);
   CHECK(first.products + std::ssize(first.slow_products) == (in == DType::kBF16 ? 1 : 0));
   if (m == 512 && in == DType::kBF16) {
@@ -311,30 +308,31 @@ TEST_CASE("products of several samples on an invariant stream have the bits of o
     CHECK(first.most_bytes == product_proof_bytes(a.tensor().bytes(), b.tensor().bytes(), 0));
   }
   for (const std::string& slow : first.slow_products) CHECK(contains(slow, format("3 times bf16 ({}, {})", tokens, m)));
-  matmul_samples(stream, a, columns, b, terms);
+  matmul_samples(stream, a, columns, b, terms, kInvariant);
   CHECK(proofs(stream).products == first.products);
   for (int64_t s = 0; s < samples; ++s) {
     const Range own{s * tokens, (s + 1) * tokens};
     matmul_columns(stream, a.tensor().rows(own.begin, own.end), columns, Transpose::kYes,
-                   b.tensor().rows(own.begin, own.end), expected.tensor().rows(s, s + 1).view({m, n}));
+                   b.tensor().rows(own.begin, own.end), expected.tensor().rows(s, s + 1).view({m, n}), 0.0f,
+                   kInvariant);
   }
   synchronize(stream);
   CHECK(terms.host().same_bits(expected.host()));
   CHECK(differing(terms.host(), before) > samples * m * n / 2);
-  matmul_samples(gpu(), a, columns, b, terms);  // in any order
+  matmul_samples(gpu(), a, columns, b, terms);  // fast
   CHECK(relative_norm(terms.host().values(), expected.host().values()) <= 1e-5);
 }
 
-TEST_CASE("f32 products on an invariant stream have the bits of the CPU") {
+TEST_CASE("f32 products in invariant numerics have the bits of the CPU") {
   const bool ta = GENERATE(false, true), tb = GENERATE(false, true);
   const auto [m, n, k] = GENERATE(values<Size>(
       {{1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {1, 300, 129}, {300, 1, 129}, {64, 64, 16}, {130, 258, 1026}, {5, 7, 0}}));
   const int64_t offset = GENERATE(0, 1);
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   for (const auto& [out, beta] : {std::pair{DType::kF32, 0.0f}, {DType::kF32, 1.0f}, {DType::kBF16, 0.0f}}) {
     CAPTURE(ta, tb, m, n, k, offset, name_of(out), beta);
     const Product product(m, n, k, ta, tb, DType::kF32, out, offset);
-    CHECK(product.on(stream, beta).same_bits(product.expected(beta)));
+    CHECK(product.on(stream, beta, kInvariant).same_bits(product.expected(beta)));
   }
 }
 
@@ -358,7 +356,7 @@ struct Compared {
     copy_across(stream, value, flat);
   }
 
-  Stream stream = invariant_stream();
+  Stream stream = make_cuda_stream(0);
   DeviceTensor a, b, c;
   cuda::OrderedProduct product;
 };
@@ -370,7 +368,8 @@ TEST_CASE("the comparison with the chain counts every altered element of what it
   CAPTURE(name_of(out), accumulate, m, n, k);
   const Compared compared(m, n, k, out, accumulate);
   CHECK(compared.out_of_order() > 0);  // nothing is multiplied yet
-  matmul(compared.stream, compared.a, Transpose::kNo, compared.b, Transpose::kNo, compared.c, accumulate ? 1.0f : 0.0f);
+  matmul(compared.stream, compared.a, Transpose::kNo, compared.b, Transpose::kNo, compared.c, accumulate ? 1.0f : 0.0f,
+         kInvariant);
   CHECK(compared.out_of_order() == 0);
   compared.alter(0);
   CHECK(compared.out_of_order() == 1);
@@ -392,9 +391,9 @@ TEST_CASE("our own bf16 kernel has the bits of the library's proved algorithms")
   const DeviceTensor b(random_tensor(DType::kBF16, {tb ? n : k, tb ? k : n}, 2));
   const DeviceTensor own(c), library(c);
   synchronize(gpu());
-  const Stream stream = invariant_stream();
+  const Stream stream = make_cuda_stream(0);
   cuda::multiply_bf16_in_order(stream.cuda(), {a, {0, ta ? m : k}, ta, b, tb, own, accumulate});
-  matmul(stream, a, Transpose{ta}, b, Transpose{tb}, library, accumulate ? 1.0f : 0.0f);
+  matmul(stream, a, Transpose{ta}, b, Transpose{tb}, library, accumulate ? 1.0f : 0.0f, kInvariant);
   synchronize(stream);
   CHECK(own.host().same_bits(library.host()));
   CHECK(relative_norm(own.host().values(), c.values()) > 0.5);  // something was multiplied
@@ -408,8 +407,8 @@ TEST_CASE("the comparison with the chain counts another order, in f32 and rounde
   const DeviceTensor sums(HostTensor(DType::kF32, {m, n}));
   synchronize(gpu());
   const Tensor& b = compared.b.tensor();
-  matmul_columns(compared.stream, compared.a, {0, k / 2}, Transpose::kNo, b.rows(0, k / 2), sums);
-  matmul_columns(compared.stream, compared.a, {k / 2, k}, Transpose::kNo, b.rows(k / 2, k), sums, 1.0f);
+  matmul_columns(compared.stream, compared.a, {0, k / 2}, Transpose::kNo, b.rows(0, k / 2), sums, 0.0f, kInvariant);
+  matmul_columns(compared.stream, compared.a, {k / 2, k}, Transpose::kNo, b.rows(k / 2, k), sums, 1.0f, kInvariant);
   copy(compared.stream, sums, compared.c);
   CHECK(compared.out_of_order() > m * n / 3);
 }

@@ -1,5 +1,5 @@
 // Tensor-parallel ranks hold copies of the norms and, beyond the KV heads, of key and value rows, and cut their flat
-// buffers at different places. Training must keep the copies equal to the bit: nothing ever brings them together again.
+// buffers at different places. A row has one owner, so that copies are equal to the bit whatever the order of sums.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -45,8 +45,7 @@ Config model_of(Precision precision, const Topology& layout) {
 // The data group of a library whose sums follow a ring: the terms of a rank's part start behind that rank.
 class RingOrder final : public WrappedCommunicator {
  public:
-  RingOrder(std::unique_ptr<Communicator> inner, bool known) : WrappedCommunicator(std::move(inner)), known_(known) {}
-  bool adds_in_rank_order() const override { return !known_; }
+  using WrappedCommunicator::WrappedCommunicator;
 
   void reduce_scatter(const Stream& stream, const Tensor& send, const Tensor& receive, std::span<const int64_t> counts,
                       ReduceOp) override {
@@ -64,12 +63,17 @@ class RingOrder final : public WrappedCommunicator {
       receive.data<float>()[i] = sum;
     }
   }
-
- private:
-  bool known_;
 };
 
-enum class Sums : uint8_t { kByRank, kRing, kRingUnknown };
+// A tensor group in which new values of copies stay where they are.
+class Mute final : public WrappedCommunicator {
+ public:
+  using WrappedCommunicator::WrappedCommunicator;
+  void broadcast(const Stream&, const Tensor&, int) override {}
+};
+
+enum class Sums : uint8_t { kByRank, kRing };
+enum class Broadcasts : bool { kNo, kYes };
 
 // Bytes of `part` that are not the same on all ranks of `group`.
 int64_t differing_bytes(Communicator& group, const Stream& stream, const Tensor& part) {
@@ -95,20 +99,13 @@ std::string kind_of(const std::string& name) {
   return name;
 }
 
-// With rows of one owner each where it takes that.
-Topology training_layout() {
-  const Topology layout = layout_of(mpi_session().world().size());
-  const Config config = model_of(Precision::kF32, layout);
-  return training_topology(config, plan_replicas(config, layout.world()));
-}
-
-Copies train(Precision precision, Sums sums, const Topology& layout) {
+Copies train(Precision precision, Sums sums, Broadcasts broadcasts = Broadcasts::kYes) {
   Communicator& world = mpi_session().world();
+  const Topology layout = layout_of(world.size());
   const Config config = model_of(precision, layout);
   ProcessGroups groups = make_process_groups(world, layout);
-  if (sums != Sums::kByRank) {
-    groups.data = std::make_unique<RingOrder>(std::move(groups.data), sums == Sums::kRing);
-  }
+  if (sums == Sums::kRing) groups.holders = std::make_unique<RingOrder>(std::move(groups.holders));
+  if (broadcasts == Broadcasts::kNo) groups.tensor = std::make_unique<Mute>(std::move(groups.tensor));
   test::MockRun run(config, groups);
   Copies copies;
   for (int64_t step = 0; step < config.train.steps; ++step) copies.last = run.train(step);
@@ -118,50 +115,33 @@ Copies train(Precision precision, Sums sums, const Topology& layout) {
     if (p.replicas == nullptr || p.replicas->size() == 1) return;
     copies.differing[kind_of(p.name)] += differing_bytes(*p.replicas, stream, flat.rows(elements.begin, elements.end));
   });
-  copies.over_data = differing_bytes(*groups.data, stream, flat);
+  copies.over_data = differing_bytes(*groups.holders, stream, flat);
   return copies;
-}
-
-int64_t differing_on_any_rank(const Copies& copies) {
-  int64_t total = 0;
-  for (const auto& [kind, bytes] : copies.differing) total += bytes;
-  return all_reduce_value(mpi_session().world(), total, ReduceOp::kMax);
 }
 
 }  // namespace
 
-TEST_CASE("copies of a weight stay equal to the bit") {
+TEST_CASE("copies of a weight stay equal to the bit, whatever the order of sums over data ranks") {
   Communicator& world = mpi_session().world();
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    const Copies copies = train(precision, Sums::kByRank, layout_of(world.size()));
-    const bool holds_kv_copy = copies.differing.contains("k_proj");
-    CHECK(copies.differing.contains("norm"));
-    CHECK(copies.differing.contains("v_proj") == holds_kv_copy);
-    CHECK(all_reduce_value(world, int64_t{holds_kv_copy}, ReduceOp::kSum) ==
-          (layout_of(world.size()).tensor > 3 ? 2 * layout_of(world.size()).data : 0));
-    for (const auto& [kind, bytes] : copies.differing) {
-      INFO(kind << " on rank " << world.rank());
-      CHECK(bytes == 0);
+    for (const Sums sums : {Sums::kByRank, Sums::kRing}) {
+      const Copies copies = train(precision, sums);
+      const bool holds_kv_copy = copies.differing.contains("k_proj");
+      CHECK(copies.differing.contains("norm"));
+      CHECK(copies.differing.contains("v_proj") == holds_kv_copy);
+      CHECK(all_reduce_value(world, int64_t{holds_kv_copy}, ReduceOp::kSum) ==
+            (layout_of(world.size()).tensor > 3 ? 2 * layout_of(world.size()).data : 0));
+      for (const auto& [kind, bytes] : copies.differing) {
+        INFO(kind << " on rank " << world.rank());
+        CHECK(bytes == 0);
+      }
+      CHECK(copies.over_data == 0);
+      CHECK(all_reduce_value(world, copies.last.grad_norm, ReduceOp::kMax) == copies.last.grad_norm);
     }
-    CHECK(copies.over_data == 0);
-    CHECK(all_reduce_value(world, copies.last.grad_norm, ReduceOp::kMax) == copies.last.grad_norm);
   }
 }
 
-TEST_CASE("a sum whose order depends on its owner would let the copies drift apart") {
-  const Topology layout = layout_of(mpi_session().world().size());
-  const Copies copies = train(Precision::kF32, Sums::kRingUnknown, layout);
-  CHECK(copies.over_data == 0);
-  // Two terms have one order, and the norms, in buckets of their own, one owner.
-  CHECK((differing_on_any_rank(copies) > 0) == (layout.data > 2 && layout.tensor > 3));
-}
-
-TEST_CASE("such sums are made equal, or rows have one owner where those of copies would differ") {
-  const Topology layout = layout_of(mpi_session().world().size());
-  const Topology training = training_layout();
-  CHECK(training.uniform() == !(layout.data > 2 && layout.tensor > 3));
-  if (!training.uniform()) CHECK_THROWS_AS(train(Precision::kF32, Sums::kRing, layout), Error);
-  const Copies copies = train(Precision::kF32, Sums::kRing, training);
-  CHECK(copies.over_data == 0);
-  CHECK(differing_on_any_rank(copies) == 0);
+TEST_CASE("control: copies differ where the owner's values do not reach them") {
+  Copies copies = train(Precision::kF32, Sums::kByRank, Broadcasts::kNo);
+  CHECK(all_reduce_value(mpi_session().world(), copies.differing["norm"], ReduceOp::kMax) > 0);
 }

@@ -76,7 +76,7 @@ std::vector<std::string> train_with_bad_gather(const TemporaryFolder& folder, in
   std::vector<std::string> said(4);
   run_thread_ranks(4, [&](Communicator& world) {
     ProcessGroups groups = make_process_groups(world, layout.topology());
-    if (world.rank() == 2) groups.data = std::make_unique<BadGather>(std::move(groups.data), which);
+    if (world.rank() == 2) groups.holders = std::make_unique<BadGather>(std::move(groups.holders), which);
     StopControl stop(config.train, nullptr);
     Log log(world.rank(), folder.path());
     const std::optional<Error> error =

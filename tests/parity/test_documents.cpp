@@ -6,7 +6,9 @@
 #include "comm/thread_communicator.h"
 #include "core/philox.h"
 #include "parallel/logical_tensor.h"
+#include "parallel/poisoned_weights.h"
 #include "support/catch.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;
@@ -57,7 +59,7 @@ Outcome run_documents(Config config, int64_t documents_per_sample, int tensor = 
   run_thread_ranks(tensor, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {tensor, 1});
     const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()), poisoned_weights);
     initialise(state.parameters(), stream, 1, 0.1);
     state.adopt_values();
     const DocumentStream source(config.train.sequence_length, static_cast<int32_t>(config.model.vocab_size) - 1);

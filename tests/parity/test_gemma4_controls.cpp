@@ -13,8 +13,10 @@
 #include "config/layer_kinds.h"
 #include "ops/cross_entropy.h"
 #include "parallel/logical_tensor.h"
+#include "parallel/poisoned_weights.h"
 #include "support/rank_checks.h"
 #include "support/wrapped_communicator.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;
@@ -276,7 +278,7 @@ std::vector<std::vector<float>> hidden_states(const Edit& edit) {
   const auto world = make_self_communicator();
   const ProcessGroups groups = make_process_groups(*world, {1, 1});
   const Stream stream(DeviceType::kCpu);
-  TrainState state(config, groups, stream, measure_memory(config, groups.topology, 0));
+  TrainState state(config, groups, stream, measure_memory(config, groups.topology, 0), poisoned_weights);
   load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
   const Tensor& values = state.parameters().flat_values();
   state.parameters().for_each_run([&](const Weight&, const Parameter& p, const RowRun&, Range at) {

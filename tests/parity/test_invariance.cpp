@@ -11,6 +11,7 @@
 #include "config/field.h"
 #include "invariant_models.h"
 #include "ops/matmul.h"
+#include "parallel/invariant_gradients.h"
 #include "parallel/logical_tensor.h"
 #include "support/catch.h"
 #include "support/wrapped_communicator.h"
@@ -289,7 +290,7 @@ struct Tampered {
 Tampered tampered_run(const Config& config, const Layout& layout, Sums sums, int64_t which, TamperRows tamper) {
   Tampered result;
   const HashedRun run = train_hashed(config, layout, [&](ProcessGroups& groups) {
-    auto& group = sums == Sums::kData ? groups.data : groups.tensor;
+    auto& group = sums == Sums::kData ? groups.holders : groups.tensor;
     auto wrapped = std::make_unique<WrappedCommunicator>(std::move(group));
     const bool counts = groups.world->rank() == 0;
     const auto after_exchange = [&result, which, tamper, counts, next = int64_t{0}](const Tensor& received) mutable {
@@ -387,7 +388,7 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
   const auto gradient = [&](int64_t samples) {
     Arena values("values", DeviceType::kCpu, 1 << 16);
     Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
-    ParameterTable table(8);
+    ParameterTable table;
     Weight weight;
     weight.rows = kOut;
     weight.cols = kIn;
@@ -400,12 +401,17 @@ TEST_CASE("control: a weight's gradient as one product over two samples has othe
     const Tensor all_d_y(d_y.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kOut});
     const Tensor all_x(x.data(), DType::kF32, DeviceType::kCpu, {2 * kSequence, kIn});
     const WorkerOrder order(1, samples, std::vector<Range>{{0, samples}}, 0, samples);
-    ResidentWeights weights(table);
+    struct Unheard : GradientListener {
+      void gradient_done(WeightId /*id*/) override {}
+    } unheard;
+    const ops::Numerics numerics{true};
+    InvariantGradients sink(table, order, numerics, unheard);
     const std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
     TensorRegion region(*alone, false, 1);
     region.set_tokens(2 * kSequence);
-    weights.begin_micro_batch(stream, region, gradients, {order, 0, 2 * kSequence / samples});
-    weights.accumulate_product(stream, gradients, id, {0, 2 * kSequence}, all_d_y, all_x);
+    const SumContext ctx{stream, region, gradients, DType::kF32, 2 * kSequence / samples};
+    sink.begin_micro_batch(ctx, 0);
+    sink.add_product(ctx, id, {0, 2 * kSequence}, all_d_y, all_x);
     return read_f32(stream, table.flat_gradients(), {0, kOut * kIn});
   };
   CHECK(gradient(2) != gradient(1));

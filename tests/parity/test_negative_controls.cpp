@@ -9,8 +9,10 @@
 #include "comm/thread_communicator.h"
 #include "ops/elementwise.h"
 #include "parallel/logical_tensor.h"
+#include "parallel/poisoned_weights.h"
 #include "support/rank_checks.h"
 #include "support/wrapped_communicator.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;
@@ -113,7 +115,7 @@ TEST_CASE("counting replicated weights once per rank leaves the band of the grad
     const Stream stream(DeviceType::kCpu);
     // The wrong rule: every rank adds all that it holds.
     double counted_twice = 0;
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()), poisoned_weights);
     load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
     state.adopt_values();
     const auto tokens = reference.tokens();
@@ -173,7 +175,7 @@ Outcome run_unequal(int data, size_t micro_steps, bool mean_of_means) {
   run_thread_ranks(data, [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, {1, data});
     const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()), poisoned_weights);
     initialise(state.parameters(), stream, 5, 0.02);
     state.adopt_values();
     const Batch mine = split(unequal_batch(), static_cast<size_t>(data))[static_cast<size_t>(world.rank())];

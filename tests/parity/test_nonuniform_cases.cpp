@@ -9,6 +9,7 @@
 #include "support/rank_checks.h"
 #include "support/temporary_folder.h"
 #include "support/wrapped_communicator.h"
+#include "train/dry_run.h"
 #include "train/rank_layouts.h"
 #include "trajectory.h"
 
@@ -63,9 +64,10 @@ std::vector<int> live_slots_of_first_replica(const Config& config) {
 
 // Every rank's parameters, without memory.
 RankLayouts layouts_of(const Config& config) {
+  static const std::unique_ptr<SumPolicy> fast = fast_sums();
   DecoderModel::Options options;
   options.sequence_length = config.train.sequence_length;
-  return {decoder_spec(config.model), topology_of(plan_of(config)), options};
+  return {decoder_spec(config.model), topology_of(plan_of(config)), *fast, options};
 }
 
 const ParameterTable& table_of(const RankLayouts& ranks, int world_rank) {
@@ -88,8 +90,7 @@ std::vector<Counts> shared_units(const Config& config, const std::string& parame
   const WeightId id = weight_with(table_of(ranks, 0), parameter);
   int64_t elements = 0;
   for (int rank = 0; rank < topology.width(0); ++rank) elements += table_of(ranks, rank).weight(id).elements().size();
-  std::vector<SharedBlock> blocks;
-  append_shared_rows(topology, ranks.tables(), id, blocks);
+  const std::vector<SharedBlock> blocks = shared_rows(topology, ranks.tables(), {&id, 1});
   std::vector<Counts> shared(static_cast<size_t>(topology.width(1)), Counts(static_cast<size_t>(topology.width(0))));
   for (const SharedBlock& block : blocks) {
     const auto reduced = static_cast<size_t>(block.holders[0].world_rank);
@@ -126,7 +127,7 @@ std::vector<Sent> sent_of(Config config, int launched) {
   validate(config, launched);
   const ReplicaPlan plan = plan_replicas(config, launched);
   config.train.global_batch_size = plan.batch();
-  const Topology topology = training_topology(config, plan);
+  const Topology topology = topology_of(plan);
   std::vector<Sent> all;
   for (int rank = 0; rank < topology.world(); ++rank) {
     TrafficTable traffic;
@@ -194,7 +195,6 @@ void map_without_spares() {
   const Config config = listed(8, 0, 1);
   const RankLayouts ranks = layouts_of(config);
   const RowOwnership ownership(table_of(ranks, 0), 2, 0, config.parallel.bucket_size);
-  CHECK_FALSE(ownership.exclusive());
   for (const RowOwnership::Bucket& bucket : ownership.buckets()) {
     CHECK(bucket.blocks.size() == 1);
     CHECK(bucket.blocks.front().holders.empty());
@@ -282,8 +282,7 @@ void gradients_are_contiguous() {
   for (const char* name : {"self_attn.o_proj.weight", "mlp.down_proj.weight"}) {
     const WeightId id = weight_with(table, name);
     CHECK(table.weight(id).parameters.front().transposed);
-    std::vector<SharedBlock> blocks;
-    append_shared_rows(topology_of(plan_of(config)), ranks.tables(), id, blocks);
+    const std::vector<SharedBlock> blocks = shared_rows(topology_of(plan_of(config)), ranks.tables(), {&id, 1});
     std::set<std::pair<int, int>> pairs;
     for (const SharedBlock& block : blocks) {
       CHECK(pairs.emplace(block.holders[0].world_rank, block.holders[1].world_rank).second);
@@ -305,7 +304,8 @@ void contiguous_gradients_are_not_copied() {
 // The same classes: what is unequal is the ownership of rows.
 void construction() {
   on_ranks_end_to_end([](const Config& config, ProcessGroups& groups) {
-    CHECK(MockRun(config, groups).state.ownership().exclusive());
+    const MockRun run(config, groups);
+    for (const OwnedRows& own : run.state.ownership().owned_rows()) CHECK(own.parameter->counted());
     CHECK(groups.exchange->size() == 6);
   });
 }
@@ -348,7 +348,7 @@ void eight_ranks() {
   CHECK(shared_units(end_to_end(), "self_attn.q_proj.weight", 24) ==
         std::vector<Counts>{{6, 0}, {6, 0}, {0, 6}, {0, 6}});
   on_ranks_end_to_end([](const Config& config, ProcessGroups& groups) {
-    CHECK(groups.tensor->size() == (groups.data_rank() == 0 ? 2 : 4));
+    CHECK(groups.tensor->size() == (groups.replica() == 0 ? 2 : 4));
     MockRun run(config, groups);
     OutputShape output;
     std::map<std::string, std::vector<float>> gradients;

@@ -6,10 +6,12 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_saver.h"
 #include "comm/thread_communicator.h"
+#include "parallel/poisoned_weights.h"
 #include "support/errors.h"
 #include "support/hdf5_library.h"
 #include "support/rank_checks.h"
 #include "support/temporary_folder.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;
@@ -56,7 +58,7 @@ void on_ranks(Config config, const Layout& layout, const Body& body) {
   run_thread_ranks(layout.topology().world(), [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, layout.topology());
     const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()), poisoned_weights);
     body(state, groups, config);
   });
 }
@@ -77,7 +79,7 @@ void save(const TrainState& state, const ProcessGroups& groups, const std::files
   CheckpointSaver saver(*groups.world, state.stream(), folder, options);
   CheckpointInfo info;
   info.step = 2;
-  const std::optional<SaveResult> earlier = saver.save(info, [&] { return state.own_part(TrainState::Copies::kOne); });
+  const std::optional<SaveResult> earlier = saver.save(info, [&] { return state.own_part(); });
   CHECK(!earlier.has_value());
   const SaveResult result = saver.wait().value();
   CHECK(result.failure.empty());
@@ -226,7 +228,7 @@ TEST_CASE("A dropped or doubled run of rows is noticed") {
            [&](TrainState& state, const ProcessGroups& groups, const Config& run) {
              train_steps(state, groups, run);
              CheckpointSaver saver(*groups.world, state.stream(), folder / "a", {});
-             StatePart part = state.own_part(TrainState::Copies::kOne);
+             StatePart part = state.own_part();
              if (groups.world->rank() == 1) part.runs.pop_back();
              saver.save({}, [&] { return part; });
              const SaveResult result = saver.wait().value();

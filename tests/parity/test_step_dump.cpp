@@ -6,8 +6,10 @@
 #include "checkpoint/hf_weights.h"
 #include "comm/thread_communicator.h"
 #include "config/validation.h"
+#include "parallel/poisoned_weights.h"
 #include "support/errors.h"
 #include "support/temporary_folder.h"
+#include "train/dry_run.h"
 #include "train/step_dump.h"
 
 using namespace invar;
@@ -47,7 +49,7 @@ std::filesystem::path dump_first_step(const ReferenceCase& reference, const Dump
   run_thread_ranks(topology.world(), [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, topology);
     const Stream stream(DeviceType::kCpu);
-    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()));
+    TrainState state(config, groups, stream, measure_memory(config, groups.topology, world.rank()), poisoned_weights);
     load_hf_weights(state.parameters(), state.stream(), HfWeights(config.model.hf_path));
     state.adopt_values();
     const auto tokens = reference.tokens();

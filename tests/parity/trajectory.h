@@ -44,17 +44,11 @@ inline std::map<std::string, std::vector<float>> collect_gradients(const TrainSt
     for (const Parameter& parameter : weight.parameters) {
       std::vector<RowRun> runs;
       std::vector<float> values;
-      for (const RowRun& run : parameter.runs) {
-        if (!parameter.counted()) continue;
-        const int64_t begin = weight.offset + run.local * weight.cols;
-        for (const RowOwnership::Piece& piece : state.ownership().pieces()) {
-          const Range own = intersect({begin, begin + run.global.size() * weight.cols}, piece.elements);
-          if (own.empty()) continue;
-          const int64_t first = run.global.begin + (own.begin - begin) / weight.cols;
-          runs.push_back({{first, first + own.size() / weight.cols}, 0});
-          const std::vector<float> part = read_f32(state.stream(), state.parameters().flat_gradients(), own);
-          values.insert(values.end(), part.begin(), part.end());
-        }
+      for (const OwnedRows& own : state.ownership().owned_rows()) {
+        if (own.parameter != &parameter) continue;
+        runs.push_back({own.rows, 0});
+        const std::vector<float> part = read_f32(state.stream(), state.parameters().flat_gradients(), own.elements);
+        values.insert(values.end(), part.begin(), part.end());
       }
       all[parameter.name] = collect_runs(*groups.world, state.stream(), parameter, runs, std::move(values));
     }

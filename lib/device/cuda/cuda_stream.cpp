@@ -116,9 +116,7 @@ Stream make_cuda_stream(int index, int threads) {
 
 Stream queue_beside(const Stream& stream) {
   if (stream.device() != DeviceType::kCuda) return stream;
-  Stream beside(std::make_shared<CudaStream>(stream.cuda().device(), stream.cuda().phase()), stream.threads());
-  beside.set_invariant(stream.invariant());
-  return beside;
+  return Stream(std::make_shared<CudaStream>(stream.cuda().device(), stream.cuda().phase()), stream.threads());
 }
 
 void wait_for(const Stream& stream, const Stream& other) {

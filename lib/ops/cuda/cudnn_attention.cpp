@@ -103,6 +103,7 @@ class Call {
         lse_(lse),
         first_head_(first_head),
         backward_(backward),
+        invariant_(params.numerics.invariant),
         spec_(spec_of(params, views[kQ], views[kK])) {
     spec_.backward = backward;
     for (size_t operand = 0; operand < spec_.operands(); ++operand) {
@@ -114,7 +115,7 @@ class Call {
 
   void run() {
     auto& proofs = stream_.cuda().attachment<CudnnProofs>();
-    const bool unproved = stream_.invariant() && !proofs.has(spec_);
+    const bool unproved = invariant_ && !proofs.has(spec_);
     const int64_t plan_bytes = plans_.workspace_bytes(spec_);
     std::byte* const memory = place_in_workspace(unproved ? proofs.workspace_bytes(spec_) : plan_bytes);
     const int64_t samples = spec_.samples, length = spec_.sequence_length, heads = lse_.dim(1);
@@ -165,6 +166,7 @@ class Call {
   const Tensor& lse_;
   int64_t first_head_;
   bool backward_;
+  bool invariant_;
   CudnnSpec spec_;
   float* stats_ = nullptr;  // (samples, all heads, S)
 };

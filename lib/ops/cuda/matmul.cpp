@@ -18,7 +18,7 @@
 
 // Products through cuBLASLt. An algorithm may be used if it sums over k in one pass: then bits do not depend on how
 // blocks are scheduled. The fastest is looked for by the clock, among those that give the bits of the first: then bits
-// do not depend on the choice either. On an invariant stream it is one of those that were proved, each on its own
+// do not depend on the choice either. In invariant numerics it is one of those that were proved, each on its own
 // shape, to give the bits of the fixed order, or an own kernel (f32, and bf16 where none was proved): then bits do not
 // depend on the shape.
 namespace invar::ops::cuda {
@@ -384,7 +384,7 @@ struct Shape {
 };
 
 void multiply(const Stream& stream, const Shape& shape, const Tensor& a, bool transpose_a, const Tensor& b,
-              bool transpose_b, const Tensor& c, bool accumulate) {
+              bool transpose_b, const Tensor& c, bool accumulate, const Numerics& numerics) {
   CudaStream& cuda = stream.cuda();
   const void* first = static_cast<const std::byte*>(a.raw()) + shape.first_column * size_of(a.dtype());
   // cuBLASLt has no product of f32 in bf16: it is made in f32, which rounds as exactly.
@@ -399,7 +399,7 @@ void multiply(const Stream& stream, const Shape& shape, const Tensor& a, bool tr
                 transpose_a,
                 transpose_b,
                 accumulate,
-                stream.invariant(),
+                numerics.invariant,
                 a.dtype(),
                 product.dtype(),
                 alignment_of(first),
@@ -412,7 +412,7 @@ void multiply(const Stream& stream, const Shape& shape, const Tensor& a, bool tr
 }  // namespace
 
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
-            Transpose transpose_b, const Tensor& c, float beta) {
+            Transpose transpose_b, const Tensor& c, float beta, const Numerics& numerics) {
   if (c.empty()) return;
   const bool ta = transpose_a == Transpose::kYes, tb = transpose_b == Transpose::kYes;
   const int64_t k = ta ? a.dim(0) : columns.size();
@@ -421,16 +421,17 @@ void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose tran
     check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<size_t>(c.bytes()), cuda_handle(stream)), "cudaMemsetAsync");
     return;
   }
-  if (stream.invariant() && a.dtype() == DType::kF32) {
+  if (numerics.invariant && a.dtype() == DType::kF32) {
     return multiply_f32_in_order(stream.cuda(), {a, columns, ta, b, tb, c, beta != 0.0f});
   }
-  multiply(stream, {1, c.dim(0), c.dim(1), k, columns.begin}, a, ta, b, tb, c, beta != 0.0f);
+  multiply(stream, {1, c.dim(0), c.dim(1), k, columns.begin}, a, ta, b, tb, c, beta != 0.0f, numerics);
 }
 
-void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms) {
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms,
+                    const Numerics& numerics) {
   const int64_t samples = terms.dim(0);
   multiply(stream, {samples, terms.dim(1), terms.dim(2), a.dim(0) / samples, columns.begin}, a, true, b, false, terms,
-           false);
+           false, numerics);
 }
 
 }  // namespace invar::ops::cuda

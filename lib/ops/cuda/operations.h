@@ -68,9 +68,10 @@ void gate_backward(const Stream& stream, Activation activation, const Tensor& d_
 
 // Of the columns of a as stored only `columns` are there.
 void matmul(const Stream& stream, const Tensor& a, Range columns, Transpose transpose_a, const Tensor& b,
-            Transpose transpose_b, const Tensor& c, float beta);
-// In one call of the library: not of f32 on an invariant stream; not empty.
-void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms);
+            Transpose transpose_b, const Tensor& c, float beta, const Numerics& numerics);
+// In one call of the library: not of f32 in invariant numerics; not empty.
+void matmul_samples(const Stream& stream, const Tensor& a, Range columns, const Tensor& b, const Tensor& terms,
+                    const Numerics& numerics);
 // In one kernel on tensor cores of compute capability 9.0; false, and nothing is done, on other GPUs and for operands
 // that it does not take.
 bool multiply_leaves(CudaStream& stream, const Tensor& a, const Tensor& b, std::span<const LeafStep> steps, DType leaf,

@@ -87,10 +87,11 @@ void gate_backward(const Stream&, Activation, const Tensor&, const Tensor&, cons
                    const Tensor&) {
   refuse();
 }
-void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float) {
+void matmul(const Stream&, const Tensor&, Range, Transpose, const Tensor&, Transpose, const Tensor&, float,
+            const Numerics&) {
   refuse();
 }
-void matmul_samples(const Stream&, const Tensor&, Range, const Tensor&, const Tensor&) {
+void matmul_samples(const Stream&, const Tensor&, Range, const Tensor&, const Tensor&, const Numerics&) {
   refuse();
 }
 bool multiply_leaves(CudaStream&, const Tensor&, const Tensor&, std::span<const LeafStep>, DType,

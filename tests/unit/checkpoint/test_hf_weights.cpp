@@ -26,15 +26,15 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // A model's parameters on this rank, without anything else of a run.
 struct Model {
   Model(const ModelConfig& config, const ProcessGroups& groups, DType dtype)
-      : model(decoder_spec(config), groups, options(dtype)) {
-    model.allocate(Stream(DeviceType::kCpu), values, gradients, constants);
-  }
+      : model(decoder_spec(config), groups, *sums, options(dtype), {stream, values, gradients, constants}) {}
   static DecoderModel::Options options(DType dtype) {
     DecoderModel::Options options;
     options.dtype = dtype;
     options.sequence_length = 4;
     return options;
   }
+  Stream stream{DeviceType::kCpu};
+  std::unique_ptr<SumPolicy> sums = fast_sums();
   Arena values{"values", DeviceType::kCpu, 1 << 22};
   Arena gradients{"gradients", DeviceType::kCpu, 1 << 22};
   Arena constants{"constants", DeviceType::kCpu, 1 << 16};

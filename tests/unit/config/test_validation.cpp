@@ -466,13 +466,13 @@ TEST_CASE("automatic values") {
   Config config = valid_config();
   config.parallel.tensor = 2;
   config.train.micro_batch_size = 3;
-  CHECK(data_degree(config, 8) == 4);
+  CHECK(replica_degree(config, 8) == 4);
   CHECK(global_batch_size(config, 8) == 12);
   CHECK(decay_steps(config) == 100);
   config.parallel.data = 2;
   config.train.global_batch_size = 24;
   config.schedule.decay_steps = 50;
-  CHECK(data_degree(config, 4) == 2);
+  CHECK(replica_degree(config, 4) == 2);
   CHECK(global_batch_size(config, 4) == 24);
   CHECK(decay_steps(config) == 50);
 }

@@ -116,12 +116,12 @@ inline const std::vector<Layout>& layouts() {
 
 inline void check_layouts(const LayerCase& layer_case) {
   const Named point = start_point(layer_case);
-  const Pass one = run(layer_case, point, {});
+  const PassResult one = run(layer_case, point, {});
   const Named outputs = combine(one.outputs);
   const Named gradients = combine(one.gradients);
   for (const Layout& layout : layouts()) {
     INFO("tensor " << layout.tensor << ", sequence " << layout.sequence);
-    const Pass cut = run(layer_case, point, layout);
+    const PassResult cut = run(layer_case, point, layout);
     for (const auto& [name, difference] : differences(combine(cut.outputs), outputs)) {
       INFO("output " << name);
       CHECK(difference < kLayoutTolerance);

@@ -16,7 +16,7 @@
 #include "core/philox.h"
 #include "layers/layer_context.h"
 #include "ops/norm.h"
-#include "parallel/replica_groups.h"
+#include "parallel/poisoned_weights.h"
 
 namespace invar::test {
 
@@ -26,7 +26,8 @@ using Named = std::map<std::string, Values>;
 struct Layout {
   int tensor = 1;
   bool sequence = false;
-  int64_t leaves = 0;  // of sums in fixed order, with a worker per sample; 0: any order
+  int64_t leaves = 0;      // of invariant sums, with a worker per sample; 0: fast ones
+  int64_t head_chunk = 1;  // NumericsContract::head_chunk_tokens
 };
 
 // How the ranks hold a matrix: rows of their local tokens, or all rows and a run of columns, or all of it.
@@ -48,7 +49,7 @@ struct LayerCase {
   std::vector<Slot> inputs;
   std::vector<Slot> outputs;
   std::vector<int32_t> document_starts{};  // of each token, or none
-  // Makes the layers out of rank.table; the body runs forward and, if wanted, backward.
+  // Makes the layers out of rank.setup(); the body runs forward and, if wanted, backward.
   std::function<Body(Rank&)> make;
 };
 
@@ -85,14 +86,26 @@ inline Named combine(const Shares& shares) {
   return whole;
 }
 
-// One rank of a pass: what layers need, and this rank's part of inputs, outputs and gradients.
-class Rank {
+inline std::unique_ptr<SumPolicy> sums_of(const LayerCase& layer_case, const Layout& layout, const Stream& stream) {
+  if (layout.leaves == 0) return fast_sums();
+  const int64_t samples = layer_case.tokens / layer_case.sequence_length;
+  NumericsContract contract;
+  contract.leaves = layout.leaves;
+  contract.workers = samples;
+  contract.token_block = 1;
+  contract.head_chunk_tokens = layout.head_chunk;
+  return invariant_sums(contract, WorkerOrder(samples, samples, std::vector<Range>{{0, samples}}, 0, samples), stream);
+}
+
+// One rank of a pass: what layers need, and this rank's part of inputs, outputs and gradients. Whoever reads a weight
+// that it does not hold reads NaN.
+class Rank : GradientListener {
  public:
   Rank(const LayerCase& layer_case, const Layout& layout, Communicator& world, const Named& point, bool backward_too)
       : groups(make_process_groups(world, {layout.tensor, 1})),
         replicas(groups),
-        region(*groups.tensor, layout.sequence, layout.leaves > 0 ? 1 : 0),
-        table(layout.leaves),
+        sums(sums_of(layer_case, layout, stream)),
+        region(*groups.tensor, layout.sequence, sums->token_block()),
         with_gradients(backward_too),
         case_(layer_case),
         point_(point),
@@ -100,8 +113,11 @@ class Rank {
     region.set_tokens(case_.tokens);
   }
 
+  // Before load_weights().
+  LayerSetup setup() { return {table, replicas, *sums, region.sequence_parallel()}; }
+  // After it.
   LayerContext context() {
-    LayerContext ctx{stream, region, weights_, saved, scratch, DType::kF32, case_.sequence_length};
+    LayerContext ctx{sum_context(scratch), *sums, *weights_, *sink_, saved};
     if (!document_starts_.empty()) {
       ctx.document_starts = Tensor(document_starts_.data(), DType::kI32, DeviceType::kCpu, {case_.tokens});
     }
@@ -130,26 +146,30 @@ class Rank {
   }
 
   void load_weights() {
-    if (table.fixed_order()) {
-      const int64_t samples = case_.tokens / case_.sequence_length;
-      order_.emplace(samples, samples, std::vector<Range>{{0, samples}}, 0, samples);
-    }
-    table.allocate(parameters_, weight_gradients_, DType::kF32, order_ ? order_->kept() : 1);
+    table.allocate(parameters_, weight_gradients_, DType::kF32, sums->gradient_layout());
     table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
       const Values& values = point_.at(parameter.name);
       for_each_element(weight, parameter, run, elements, [&](size_t logical, int64_t stored) {
         table.flat_values().data<float>()[stored] = static_cast<float>(values[logical]);
       });
     });
+    weights_.emplace(table, nullptr, stream);
+    sink_ = sums->gradients(table, *this);
   }
   // Around the body.
   void begin() {
-    sums_of_vectors_.release(0);
-    if (order_ && with_gradients)
-      weights_.begin_micro_batch(stream, region, sums_of_vectors_, {*order_, 0, case_.sequence_length});
+    of_micro_batch_.release(0);
+    done_.clear();
+    if (with_gradients) sink_->begin_micro_batch(sum_context(of_micro_batch_), 0);
   }
+  // Layers have said once for each use of a weight that its gradient is there.
   void end() {
-    if (order_ && with_gradients) weights_.end_micro_batch(stream);
+    if (!with_gradients) return;
+    sink_->end_micro_batch(sum_context(of_micro_batch_));
+    for (WeightId id = 0; id < static_cast<WeightId>(table.weights().size()); ++id) {
+      const Weight& weight = table.weight(id);
+      if (done_[id] != weight.users) throw std::logic_error(weight.name + " is not done once for each user");
+    }
   }
   // Adds the weights' gradients to `gradients`. Nothing may be outside of parameters that are trained.
   void collect_weight_gradients() {
@@ -187,9 +207,10 @@ class Rank {
 
   ProcessGroups groups;
   ReplicaGroups replicas;
+  Stream stream{DeviceType::kCpu};
+  std::unique_ptr<SumPolicy> sums;
   TensorRegion region;
   ParameterTable table;
-  Stream stream{DeviceType::kCpu};
   Arena saved{"saved", DeviceType::kCpu, 1 << 19};
   Arena scratch{"scratch", DeviceType::kCpu, 1 << 19};
   bool with_gradients = false;
@@ -197,6 +218,8 @@ class Rank {
   std::map<std::string, Share> gradients;
 
  private:
+  void gradient_done(WeightId id) override { ++done_[id]; }
+  SumContext sum_context(Arena& arena) const { return {stream, region, arena, DType::kF32, case_.sequence_length}; }
   static bool is_copy(const Parameter& parameter) {
     return parameter.replicas != nullptr && !parameter.partial_gradient;
   }
@@ -250,24 +273,25 @@ class Rank {
   const LayerCase& case_;
   const Named& point_;
   std::vector<int32_t> document_starts_;
-  ResidentWeights weights_{table};
-  std::optional<WorkerOrder> order_;
+  std::optional<PoisonedWeights> weights_;
+  std::unique_ptr<GradientSink> sink_;
+  std::map<WeightId, int> done_;  // of the micro-batch
   std::list<ops::RopeTable> ropes_;
   Arena parameters_{"parameters", DeviceType::kCpu, 1 << 18};
   Arena weight_gradients_{"gradients", DeviceType::kCpu, 1 << 18};
   Arena constants_{"constants", DeviceType::kCpu, 1 << 14};
-  Arena sums_of_vectors_{"sums of vectors", DeviceType::kCpu, 1 << 18};
+  Arena of_micro_batch_{"sums of the micro-batch", DeviceType::kCpu, 1 << 18};
 };
 
-struct Pass {
+struct PassResult {
   Shares outputs;
   Shares gradients;  // of inputs and trained weights
 };
 
 // Weights' gradients add up over `times`; the rest is that of the last.
-inline Pass run(const LayerCase& layer_case, const Named& point, const Layout& layout, bool with_gradients = true,
-                int times = 1) {
-  Pass pass;
+inline PassResult run(const LayerCase& layer_case, const Named& point, const Layout& layout, bool with_gradients = true,
+                      int times = 1) {
+  PassResult pass;
   pass.outputs.resize(static_cast<size_t>(layout.tensor));
   pass.gradients.resize(static_cast<size_t>(layout.tensor));
   run_thread_ranks(layout.tensor, [&](Communicator& world) {

@@ -21,7 +21,7 @@ LayerCase mlp_case(ops::Activation activation, int64_t intermediate_size = 54, i
   layer_case.inputs = {{"x", layer_case.tokens, kHidden}};
   layer_case.outputs = {{"y", layer_case.tokens, kHidden}};
   layer_case.make = [=](Rank& made_on) -> Body {
-    const auto layer = std::make_shared<GatedMlp>(made_on.table, *made_on.groups.tensor, spec);
+    const auto layer = std::make_shared<GatedMlp>(made_on.setup(), spec);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       const Tensor x = rank.input("x");
@@ -62,7 +62,7 @@ TEST_CASE("gated MLP: a rank's weights alone give a part of the gradient") {
   const LayerCase layer_case = mlp_case(ops::Activation::kGeluTanh);
   const Named point = start_point(layer_case);
   const Named one = combine(run(layer_case, point, {}).gradients);
-  const Pass cut = run(layer_case, point, {2, false});
+  const PassResult cut = run(layer_case, point, {2, false});
   for (const char* name : {"mlp.gate_proj.weight", "mlp.down_proj.weight"}) {
     CHECK(differences({{name, cut.gradients[0].at(name).values}}, {{name, one.at(name)}}).at(name) > 0.05);
   }

@@ -49,7 +49,7 @@ LayerCase embedding_case(const PerLayerEmbeddingSpec& spec) {
   layer_case.inputs = {{"x", t, kHidden}};
   layer_case.outputs = {{"inputs", kLayers * t, kWidth, Held::kColumns, per_layer_columns}, {"stream", t, kHidden}};
   layer_case.make = [=](Rank& made_on) -> Body {
-    const auto layer = std::make_shared<PerLayerEmbedding>(made_on.table, *made_on.groups.tensor, spec);
+    const auto layer = std::make_shared<PerLayerEmbedding>(made_on.setup(), spec);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       const Tensor x = rank.input("x");
@@ -90,7 +90,7 @@ LayerCase gate_case(ops::Activation activation) {
   layer_case.inputs = {{"h", t, kHidden}, {"input", t, kWidth, Held::kColumns, per_layer_columns}};
   layer_case.outputs = {{"y", t, kHidden}};
   layer_case.make = [=](Rank& made_on) -> Body {
-    const auto layer = std::make_shared<PerLayerGate>(made_on.table, *made_on.groups.tensor, spec);
+    const auto layer = std::make_shared<PerLayerGate>(made_on.setup(), spec);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       const Tensor h = rank.input("h");
@@ -160,7 +160,7 @@ TEST_CASE("per-layer embedding: each rank's gradients are complete for its colum
   const Named point = start_point(layer_case);
   const Named one = combine(run(layer_case, point, {}).gradients);
   for (const Layout& layout : {Layout{2, true}, Layout{3, false}, Layout{3, true}}) {
-    const Pass cut = run(layer_case, point, layout);
+    const PassResult cut = run(layer_case, point, layout);
     for (int rank = 0; rank < layout.tensor; ++rank) {
       INFO("tensor " << layout.tensor << ", rank " << rank);
       Values expected = one.at("table");

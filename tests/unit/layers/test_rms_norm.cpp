@@ -16,8 +16,7 @@ LayerCase norm_case(ops::Write write, double eps = 1e-6) {
   layer_case.outputs = {{"y", layer_case.tokens, kHidden}};
   if (write == ops::Write::kAdd) layer_case.outputs.push_back({"stream", layer_case.tokens, kHidden});
   layer_case.make = [=](Rank& made_on) -> Body {
-    const auto layer = std::make_shared<RmsNorm>(made_on.table, made_on.replicas, "norm", kHidden, eps,
-                                                 made_on.region.sequence_parallel());
+    const auto layer = std::make_shared<RmsNorm>(made_on.setup(), "norm", kHidden, eps);
     return [=](Rank& rank) {
       const LayerContext ctx = rank.context();
       const Tensor x = rank.input("x");

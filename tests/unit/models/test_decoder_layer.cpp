@@ -144,9 +144,8 @@ LayerCase decoder_case(const Options& options) {
   layer_case.make = [=](Rank& made_on) -> Body {
     std::vector<std::shared_ptr<DecoderLayer>> layers;
     for (int i = 0; i < options.layers; ++i) {
-      layers.push_back(std::make_shared<DecoderLayer>(made_on.table, made_on.replicas, layer_spec(options, i),
-                                                      made_on.rope(50, kHeadDim, 2),
-                                                      made_on.region.sequence_parallel()));
+      layers.push_back(
+          std::make_shared<DecoderLayer>(made_on.setup(), layer_spec(options, i), made_on.rope(50, kHeadDim, 2)));
     }
     return [=](Rank& rank) {
       Stack stack;
@@ -229,7 +228,7 @@ TEST_CASE("decoder layer: under sequence parallelism each rank has a term of the
   const LayerCase layer_case = decoder_case({});
   const Named point = start_point(layer_case);
   const Named one = combine(run(layer_case, point, {}).gradients);
-  const Pass cut = run(layer_case, point, {3, true});
+  const PassResult cut = run(layer_case, point, {3, true});
   for (const char* name : {"0.input_norm", "0.attention_output_norm", "0.mlp_norm", "0.mlp_output_norm",
                            "0.per_layer_output_norm", "0.q_norm.weight", "0.k_norm.weight"}) {
     INFO(name);
@@ -255,7 +254,7 @@ TEST_CASE("decoder layer: the scalar multiplies the whole output, and the gradie
     return values;
   };
   for (const Layout& layout : {Layout{1, false}, Layout{3, true}}) {
-    const Pass pass = run(layer_case, point, layout);
+    const PassResult pass = run(layer_case, point, layout);
     CHECK(combine(pass.outputs).at("h") == scaled(point.at("h")));
     CHECK(combine(pass.gradients).at("h") == scaled(loss_weights(layer_case.outputs[0])));
   }
@@ -268,10 +267,10 @@ TEST_CASE("decoder layer: what backward makes again, or finds kept, gives the sa
       INFO("parts " << options.every_part << options.per_layer_input << ", layers " << options.layers << ", tensor "
                     << layout.tensor);
       options.recompute = false, options.keep = false;
-      const Pass kept = run(decoder_case(options), point, layout);
+      const PassResult kept = run(decoder_case(options), point, layout);
       for (const auto& [recompute, keep] : {std::pair{true, false}, {false, true}, {true, true}}) {
         options.recompute = recompute, options.keep = keep;
-        const Pass again = run(decoder_case(options), point, layout);
+        const PassResult again = run(decoder_case(options), point, layout);
         CHECK(combine(again.outputs) == combine(kept.outputs));
         CHECK(combine(again.gradients) == combine(kept.gradients));
       }

@@ -303,7 +303,7 @@ TEST_CASE("meta checks the operands and does nothing") {
   CHECK(contains(forward(sums), "the stream is on meta"));
 }
 
-TEST_CASE("on meta the memory of a proof is noted for an invariant queue of a GPU") {
+TEST_CASE("on meta the memory of a proof is noted in invariant numerics") {
   AttentionCase c({2, 4, 2, 2, 8, 3}, DType::kBF16);
   AttentionOperands o = c;
   for (ops::HeadView* view : o.views()) {
@@ -311,25 +311,23 @@ TEST_CASE("on meta the memory of a proof is noted for an invariant queue of a GP
   }
   const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {8, 4});
   const AttentionBackend& meta = choose_attention(DeviceType::kMeta, o.params, o.q, o.k);
-  const auto forward = [&](const Stream& stream) {
+  const Stream stream = Stream::meta(DeviceType::kCuda);
+  int64_t proof = 0;
+  const auto forward = [&](bool invariant, int64_t* noted) {
+    o.params.numerics = {invariant, noted};
     meta.forward(stream, o.params, o.q, o.k, o.v, o.out, sums);
-    return stream.momentary();
+    return proof;
   };
-  Stream invariant = Stream::meta(DeviceType::kCuda), on_cpu = Stream::meta(DeviceType::kCpu);
-  invariant.set_invariant(true);
-  on_cpu.set_invariant(true);
-  CHECK(forward(Stream::meta(DeviceType::kCuda)) == 0);
-  CHECK(forward(on_cpu) == 0);
-  CHECK(forward(Stream(DeviceType::kMeta)) == 0);
+  CHECK(forward(false, &proof) == 0);
+  CHECK(forward(true, nullptr) == 0);
   // 8 tokens in rows of [2 q, k, v] twice and 3 unused elements, each of q, k and v in such rows of its own.
   const int64_t read = 3 * 8 * 67 * 2;
-  CHECK(forward(invariant) > read);
-  CHECK(forward(invariant) < read + 8192);
-  const int64_t before = invariant.momentary();
-  const Stream copy = invariant;
-  meta.backward(copy, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, sums, o.d_q, o.d_k, o.d_v);
-  CHECK(invariant.momentary() == before + 2 * 8 * 32 * 2);  // and out and d_out
-  CHECK(forward(copy) == invariant.momentary());
+  const int64_t of_forward = forward(true, &proof);
+  CHECK(of_forward > read);
+  CHECK(of_forward < read + 8192);
+  meta.backward(stream, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, sums, o.d_q, o.d_k, o.d_v);
+  CHECK(proof == of_forward + 2 * 8 * 32 * 2);                  // and out and d_out
+  CHECK(forward(true, &proof) == of_forward + 2 * 8 * 32 * 2);  // the largest stays
 }
 
 TEST_CASE("on meta the memory of a proof has room for copies of keys that groups share") {
@@ -339,12 +337,12 @@ TEST_CASE("on meta the memory of a proof has room for copies of keys that groups
       return ops::HeadView{buffer, groups, 1, 8, stride, 0};
     };
     const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {64, groups});
-    Stream stream = Stream::meta(DeviceType::kCuda);
-    stream.set_invariant(true);
-    const ops::AttentionParams params{64, 1.0f, 0, Tensor()};
+    const Stream stream = Stream::meta(DeviceType::kCuda);
+    int64_t proof = 0;
+    const ops::AttentionParams params{64, 1.0f, 0, Tensor(), {true, &proof}};
     const ops::HeadView q = view(groups, 8), k = view(1, 0);
     ops::choose_attention(DeviceType::kMeta, params, q, k).forward(stream, params, q, k, k, view(groups, 8), sums);
-    return stream.momentary();
+    return proof;
   };
   CHECK(noted(5) - noted(1) == 4 * 3 * 64 * 8 * 2);  // each of q, k and v
 }
@@ -358,12 +356,13 @@ TEST_CASE("on meta no proof is noted for a call that cuDNN does not take") {
     }
     if (documents) o.params.document_starts = Tensor(nullptr, DType::kI32, DeviceType::kMeta, {o.q.tokens()});
     const Tensor sums(nullptr, DType::kF32, DeviceType::kMeta, {o.q.tokens(), o.q.heads()});
-    Stream stream = Stream::meta(DeviceType::kCuda);
-    stream.set_invariant(true);
+    const Stream stream = Stream::meta(DeviceType::kCuda);
+    int64_t proof = 0;
+    o.params.numerics = {true, &proof};
     const AttentionBackend& meta = choose_attention(DeviceType::kMeta, o.params, o.q, o.k);
     meta.forward(stream, o.params, o.q, o.k, o.v, o.out, sums);
     meta.backward(stream, o.params, o.q, o.k, o.v, o.out, sums, o.d_out, sums, o.d_q, o.d_k, o.d_v);
-    return stream.momentary() > 0;
+    return proof > 0;
   };
   CHECK(noted({1, 16, 1, 2, 256, 4}, DType::kBF16));
   CHECK_FALSE(noted({1, 16, 1, 2, 256, 4}, DType::kF32));

@@ -454,10 +454,13 @@ TEST_CASE("matmul_samples of wrong operands, and on meta") {
                  "terms is f32 (2, 5, 3), expected f32 (2, 4, 3)"));
 
   const auto on_meta = [](const Tensor& x) { return Tensor(nullptr, x.dtype(), DeviceType::kMeta, x.shape()); };
-  Stream stream = Stream::meta(DeviceType::kCuda);
-  stream.set_invariant(true);
+  const Stream stream = Stream::meta(DeviceType::kCuda);
   auto rounded = random_matrix<BF16>(4 * 5, 1);
   const Tensor square = on_meta(view_of(rounded).view({4, 5}));
-  ops::matmul_samples(stream, square, {0, 5}, square, Tensor(nullptr, DType::kF32, DeviceType::kMeta, {2, 5, 5}));
-  CHECK(stream.momentary() == ops::product_proof_bytes(2 * 20, 2 * 20, 0));  // of all samples at once
+  const Tensor of_samples(nullptr, DType::kF32, DeviceType::kMeta, {2, 5, 5});
+  int64_t proof = 0;
+  ops::matmul_samples(stream, square, {0, 5}, square, of_samples, {false, &proof});
+  CHECK(proof == 0);
+  ops::matmul_samples(stream, square, {0, 5}, square, of_samples, {true, &proof});
+  CHECK(proof == ops::product_proof_bytes(2 * 20, 2 * 20, 0));  // of all samples at once
 }

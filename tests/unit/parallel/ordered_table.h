@@ -5,11 +5,17 @@
 #include <vector>
 
 #include "ops/embedding.h"
-#include "parallel/weight_provider.h"
+#include "parallel/gradient_sink.h"
 #include "tree_values.h"
 
-// Weights in fixed order and made-up gradients of tokens, for tests of how they are summed.
+// Weights and made-up gradients of tokens, for tests of how they are summed.
 namespace invar::test {
+
+// Whose gradients are complete, in turn.
+struct Done : GradientListener {
+  void gradient_done(WeightId id) override { ids.push_back(id); }
+  std::vector<WeightId> ids;
+};
 
 inline WeightId add_matrix(ParameterTable& table, const std::string& name, int64_t rows, int64_t cols) {
   Parameter parameter;
@@ -30,8 +36,8 @@ struct Gradients {
       : use(weight_use),
         rows(table.weight(use.id).rows),
         elements(table.weight(use.id).elements().size()),
-        values(wide_values(count * (elements / rows), static_cast<unsigned>(10 * use.id + use.term))) {
-    std::mt19937 generator(static_cast<unsigned>(100 + 10 * use.id + use.term));
+        values(wide_values(count * (elements / rows), static_cast<unsigned>(10 * use.id + use.user))) {
+    std::mt19937 generator(static_cast<unsigned>(100 + 10 * use.id + use.user));
     for (int64_t i = 0; i < count; ++i) {
       tokens.push_back(static_cast<int32_t>(generator() % static_cast<unsigned>(rows)));
     }

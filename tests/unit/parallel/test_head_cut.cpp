@@ -1,9 +1,12 @@
 #include "parallel/head_cut.h"
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "comm/recording_communicator.h"
 #include "config/units.h"
+#include "parallel/leaf_cut.h"
 #include "parallel/unit_partition.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -28,7 +31,7 @@ std::vector<std::vector<int64_t>> leaves_of_all(int64_t query, int64_t kv, int64
   for (int rank = 0; rank < size; ++rank) {
     const HeadCut cut = cut_of(query, kv, leaves, size, rank);
     const HeadPartition& mine = cut.mine();
-    const auto of_rank = cut.leaf_cut(1, kv_rows);
+    const auto of_rank = cut.dim(1, kv_rows);
     REQUIRE(of_rank->plan.ranks() == size);
     CHECK(of_rank->program.nodes == of_rank->plan.nodes(rank));
     REQUIRE(of_rank->program.steps.size() == of_rank->rows.size());
@@ -44,6 +47,19 @@ std::vector<std::vector<int64_t>> leaves_of_all(int64_t query, int64_t kv, int64
     }
   }
   return all;
+}
+
+// One call of attention for all heads of the rank.
+bool is_one_call(const HeadCut& cut) {
+  const std::vector<HeadCall> calls = cut.calls();
+  const HeadPartition& mine = cut.mine();
+  return calls.size() == 1 && calls[0].groups == Range{0, mine.kv_heads.size()} &&
+         calls[0].heads == Range{0, mine.heads_per_group} && calls[0].runs == Range{0, 1} && calls[0].first == 0;
+}
+
+// Where a group of a view begins, in heads.
+int64_t head_of(const ops::HeadView& view, int64_t group) {
+  return (view.offset + group * view.group_stride) / view.head_dim;
 }
 
 }  // namespace
@@ -100,7 +116,7 @@ TEST_CASE("a group's query heads are cut where the KV heads are too few leaves")
   CHECK(head_runs(3, 2, 1024) == 3);
 }
 
-TEST_CASE("in fixed order a rank holds whole runs of query heads and the KV heads they need") {
+TEST_CASE("in invariant numerics a rank holds whole runs of query heads and the KV heads they need") {
   int64_t compared = 0;
   for (const int64_t kv : {1, 2, 3, 4}) {
     for (const int64_t group : {1, 2, 3, 4, 5}) {
@@ -156,9 +172,12 @@ TEST_CASE("the first rank with a KV head counts for it, and every run adds to it
         REQUIRE(cut.run_sum() != nullptr);
         const LeafCut& sum = *cut.run_sum();
         CHECK(sum.plan.ranks() == mine.replicas.size());
-        CHECK(sum.rows == cut.runs());
-        CHECK(cut.runs().front().begin == 0);
-        CHECK(cut.runs().back().end == mine.heads_per_group);
+        int64_t next = 0;
+        for (const Range& run : sum.rows) {
+          CHECK(run.begin == next);
+          next = run.end;
+        }
+        CHECK(next == mine.heads_per_group);
         for (int64_t head = mine.kv_heads.begin; head < mine.kv_heads.end; ++head) {
           for (const LeafProgram::Step& step : sum.program.steps) {
             CHECK(step.leaf == covered[static_cast<size_t>(head)]++);
@@ -174,16 +193,16 @@ TEST_CASE("a KV head on three ranks") {
   // Of one KV head with five query heads in four runs, of 2, 1, 1 and 1 heads, rank 1 has the last but one.
   const HeadCut middle = cut_of(5, 1, 4, 3, 1);
   CHECK(middle.mine().query_heads == Range{3, 4});
-  CHECK(middle.leaf_cut(10, 2)->rows == Rows{{0, 10}});
+  CHECK(middle.dim(10, 2)->rows == Rows{{0, 10}});
   CHECK(middle.run_sum()->program.nodes == Rows{{2, 3}});
   const HeadCut first = cut_of(5, 1, 4, 3, 0);
   CHECK(first.mine().query_heads == Range{0, 3});
-  CHECK(first.leaf_cut(10, 2)->rows == Rows{{30, 50}, {0, 20}, {20, 30}});  // k and v, two runs
-  CHECK(first.leaf_cut(10, 0)->rows == Rows{{0, 20}, {20, 30}});
-  CHECK(first.leaf_cut(10, 2)->program.nodes == Rows{{0, 3}});
+  CHECK(first.dim(10, 2)->rows == Rows{{30, 50}, {0, 20}, {20, 30}});  // k and v, two runs
+  CHECK(first.dim(10, 0)->rows == Rows{{0, 20}, {20, 30}});
+  CHECK(first.dim(10, 2)->program.nodes == Rows{{0, 3}});
   CHECK(first.run_sum()->program.nodes == Rows{{0, 2}});
-  CHECK(first.leaf_cut(10, 0)->may_be_alone);
-  CHECK_FALSE(first.leaf_cut(10, 2)->may_be_alone);  // the first rank has k and v, and a run
+  CHECK(first.dim(10, 0)->may_be_alone);
+  CHECK_FALSE(first.dim(10, 2)->may_be_alone);  // the first rank has k and v, and a run
   CHECK(contains(message_of(ErrorKind::kFault, [] { cut_of(5, 1, 4, 5, 0); }), "4 leaves for 5 ranks"));
   CHECK(contains(message_of(ErrorKind::kFault, [] { cut_of(8, 2, 2, 3, 0); }), "1 leaves for 2 ranks"));
 }
@@ -192,15 +211,62 @@ TEST_CASE("without runs a group is a leaf, and without leaves there is no order"
   for (int rank = 0; rank < 2; ++rank) {
     const HeadCut whole = cut_of(8, 4, 4, 2, rank);
     CHECK(whole.run_sum() == nullptr);
-    CHECK(whole.runs() == Rows{{0, 2}});
+    CHECK(is_one_call(whole));
     TrafficTable traffic;
     const UnitCut units(4, 4, *make_recording_communicator(rank, 2, "tensor", &traffic));
-    CHECK(whole.leaf_cut(3, 2)->rows == units.leaf_cut(12)->rows);
-    CHECK(whole.leaf_cut(3, 2)->may_be_alone);
+    CHECK(whole.dim(3, 2)->rows == units.dim(12)->rows);
+    CHECK(whole.dim(3, 2)->may_be_alone);
     CHECK(whole.mine().kv_heads == units.mine());
     const HeadCut any = cut_of(8, 1, 0, 2, rank);
-    CHECK(any.leaf_cut(3, 2) == nullptr);
+    CHECK(any.dim(3, 2) == nullptr);
     CHECK(any.run_sum() == nullptr);
-    CHECK(any.runs() == Rows{{0, 4}});
+    CHECK(is_one_call(any));
   }
+}
+
+TEST_CASE("calls of attention compute every run of every group once, each with its group's keys, in few calls") {
+  constexpr int64_t kDim = 4;
+  int64_t several_groups = 0, several_runs = 0;
+  for (const int64_t kv : {1, 2, 3, 4}) {
+    for (const int64_t group : {1, 3, 4, 5}) {
+      for (const int64_t leaves : {0, 4, 6, 9, 32}) {
+        const int64_t most = leaves == 0 ? kv * group : std::min(leaves, kv) * head_runs(group, kv, leaves);
+        for (int size = 1; size <= most; ++size) {
+          for (int rank = 0; rank < size; ++rank) {
+            const HeadCut cut = cut_of(kv * group, kv, leaves, size, rank);
+            const int64_t groups = cut.mine().kv_heads.size(), heads = cut.mine().heads_per_group;
+            const Rows runs = cut.run_sum() == nullptr ? Rows{{0, heads}} : cut.run_sum()->rows;
+            // Heads of this rank as attention lays them out: a group's queries, keys and values.
+            const int64_t stride = (heads + 2) * kDim;
+            const ops::HeadView q{Tensor(), groups, heads, kDim, stride, 0};
+            const ops::HeadView k{Tensor(), groups, 1, kDim, stride, heads * kDim};
+            std::map<std::pair<int64_t, int64_t>, int> computed;  // by group and first head of a run
+            int64_t first = 0;
+            for (const HeadCall& call : cut.calls()) {
+              CHECK(call.first == first);
+              first += call.query_heads();
+              const ops::HeadView queries = call.queries(q), keys = call.keys(k);
+              REQUIRE(queries.groups == call.groups.size() * call.runs.size());
+              REQUIRE(keys.groups == queries.groups);
+              CHECK(queries.groups * queries.heads_per_group == call.query_heads());
+              for (int64_t i = 0; i < queries.groups; ++i) {
+                const int64_t of_group = head_of(queries, i) / (heads + 2), head = head_of(queries, i) % (heads + 2);
+                CHECK(head_of(keys, i) == of_group * (heads + 2) + heads);
+                CHECK(std::ranges::count(runs, Range{head, head + queries.heads_per_group}) == 1);
+                ++computed[{of_group, head}];
+              }
+              several_groups += call.groups.size() > 1 && runs.size() > 1 ? 1 : 0;
+              several_runs += call.runs.size() > 1 ? 1 : 0;
+            }
+            CHECK(first == cut.mine().query_heads.size());
+            CHECK(std::ssize(computed) == groups * std::ssize(runs));
+            for (const auto& [run, times] : computed) CHECK(times == 1);
+            CHECK(std::ssize(cut.calls()) <= std::min(std::ssize(runs), 2 * groups));  // runs have two lengths
+          }
+        }
+      }
+    }
+  }
+  CHECK(several_groups > 10);
+  CHECK(several_runs > 10);
 }

@@ -1,9 +1,7 @@
 #include "parallel/mappings.h"
 
 #include "comm/thread_communicator.h"
-#include "parallel/tree_collectives.h"
 #include "support/rank_checks.h"
-#include "tree_values.h"
 
 using namespace invar;
 
@@ -102,7 +100,7 @@ TEST_CASE("terms are exchanged in the region's reduce_dtype; in bf16 the sum is 
   }
 }
 
-TEST_CASE("in fixed order slices are whole token blocks") {
+TEST_CASE("with token blocks slices are whole ones") {
   constexpr int64_t kBlock = 4;
   for (const int ranks : {1, 2, 3, 5}) {
     run_thread_ranks(ranks, [&](Communicator& world) {
@@ -121,45 +119,5 @@ TEST_CASE("in fixed order slices are whole token blocks") {
         }
       }
     });
-  }
-}
-
-TEST_CASE("reduce_nodes gives the bits of one rank, with and without sequence parallelism") {
-  constexpr int64_t kLeaves = 8, kTokens = 24, kElements = kTokens * kCols;
-  const test::Elements leaves = test::wide_values(kLeaves * kElements, 7);
-  const test::Elements expected = test::tree_root(leaves, kElements);
-  for (const int ranks : {1, 2, 3, 4, 6, 8}) {
-    for (const bool sequence : {false, true}) {
-      run_thread_ranks(ranks, [&](Communicator& world) {
-        const Stream stream(DeviceType::kCpu);
-        const std::vector<Range> runs = choose_runs(kLeaves, ranks);
-        const Range own = runs[static_cast<size_t>(world.rank())];
-        const LeafProgram program = leaf_program(kLeaves, own, LeafKind::kAddable);
-        TensorRegion region(world, sequence, 2);
-        region.set_tokens(kTokens);
-        const Range mine = region.local_tokens();
-        Arena scratch("scratch", DeviceType::kCpu, 1 << 14);
-        for (const DType dtype : {DType::kF32, DType::kBF16}) {
-          const ArenaScope scope(scratch);
-          test::Elements copy(leaves.begin() + own.begin * kElements, leaves.begin() + own.end * kElements);
-          std::vector<Tensor> terms;
-          for (int64_t leaf = 0; leaf < own.size(); ++leaf) {
-            terms.push_back(view_of(copy).rows(leaf * kElements, (leaf + 1) * kElements).view({kTokens, kCols}));
-          }
-          const std::vector<Tensor> nodes = nodes_of_leaves(stream, program, terms);
-          const Tensor sum = region.reduce_nodes(stream, scratch, TreePlan(kLeaves, runs), nodes, dtype);
-          REQUIRE(sum.dtype() == dtype);
-          REQUIRE(sum.dim(0) == mine.size());
-          int64_t wrong = 0;
-          for (int64_t i = 0; i < sum.numel(); ++i) {
-            const float want = expected[static_cast<size_t>(mine.begin * kCols + i)];
-            const bool same = dtype == DType::kF32 ? test::same_bits(sum.data<float>()[i], want)
-                                                   : sum.data<BF16>()[i].bits == BF16(want).bits;
-            wrong += same ? 0 : 1;
-          }
-          CHECK(wrong == 0);
-        }
-      });
-    }
   }
 }

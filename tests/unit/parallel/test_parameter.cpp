@@ -143,6 +143,45 @@ TEST_CASE("norm weights lie together at the beginning and start at one") {
   CHECK(table.weight(partial).value.span<float>()[4] == 1.0f);
 }
 
+TEST_CASE(
+    "a second user of a weight has gradients of its own in each buffer if the layout says so, a third is refused") {
+  for (const bool separate : {false, true}) {
+    Memory memory;
+    ParameterTable table;
+    const WeightId plain = table.add(weight_of(matrix("plain", 3, 4, {0, 3}), 3, 4));
+    const WeightId tied = table.add(weight_of(matrix("tied", 5, 4, {0, 5}), 5, 4));
+    const WeightUse second = table.add_user(tied);
+    CHECK(second == WeightUse(tied, 1));
+    CHECK(table.weight(tied).users == 2);
+    table.allocate(memory.values, memory.gradients, DType::kF32, {2, separate});
+    REQUIRE(table.gradient_buffers() == 2);
+    CHECK(table.flat_gradients().raw() == table.gradients(0).raw());
+    CHECK(table.flat_gradients().numel() == table.flat_size());
+    CHECK(table.weight(plain).second_user == -1);
+    CHECK((table.weight(tied).second_user >= table.flat_size()) == separate);
+    CHECK((table.weight(tied).second_user == -1) == !separate);
+    if (separate) {
+      float number = 0;
+      for (int buffer = 0; buffer < 2; ++buffer) {
+        for (const WeightUse& use : {WeightUse(plain), WeightUse(tied), second}) {
+          CHECK(table.gradient(use, buffer).dim(0) == table.weight(use.id).rows);
+          CHECK(table.gradient(use, buffer).dim(1) == 4);
+          for (float& x : table.gradient(use, buffer).span<float>()) x = number;
+          ++number;
+        }
+      }
+      number = 0;
+      for (int buffer = 0; buffer < 2; ++buffer) {  // none has written to another's
+        for (const WeightUse& use : {WeightUse(plain), WeightUse(tied), second}) {
+          for (const float x : table.gradient(use, buffer).span<float>()) CHECK(x == number);
+          ++number;
+        }
+      }
+    }
+    CHECK_THROWS_AS(table.add_user(tied), Error);
+  }
+}
+
 TEST_CASE("rows that do not fit their weight are a defect") {
   ParameterTable table;
   CHECK_THROWS_AS(table.add(weight_of(matrix("w", 10, 6, {0, 4}, 7), 10, 6)), Error);

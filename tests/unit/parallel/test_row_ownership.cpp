@@ -1,6 +1,9 @@
 #include "parallel/gradient_sync.h"
 
+#include <map>
+
 #include "comm/thread_communicator.h"
+#include "copied_tables.h"
 #include "support/rank_checks.h"
 
 using namespace invar;
@@ -28,7 +31,103 @@ void fill_table(ParameterTable& table, Arena& values, Arena& gradients) {
   table.allocate(values, gradients, DType::kF32);
 }
 
+// Of a rank's flat buffer: which logical element is where, and whether it is a copy that another rank owns.
+struct Element {
+  const Parameter* parameter = nullptr;  // null: padding
+  int64_t row = 0;
+  int64_t col = 0;
+};
+std::vector<Element> elements_of(const ParameterTable& table) {
+  std::vector<Element> all(static_cast<size_t>(table.flat_size()));
+  table.for_each_run([&](const Weight& weight, const Parameter& parameter, const RowRun& run, Range elements) {
+    for (int64_t i = 0; i < elements.size(); ++i) {
+      all[static_cast<size_t>(elements.begin + i)] = {&parameter, run.global.begin + i / weight.cols, i % weight.cols};
+    }
+  });
+  return all;
+}
+
+// Of all buckets together, from one.
+const SharedBlock& block_of(const RowOwnership& ownership, size_t number, size_t& bucket) {
+  for (bucket = 0; number > ownership.buckets()[bucket].blocks.size(); ++bucket) {
+    number -= ownership.buckets()[bucket].blocks.size();
+  }
+  return ownership.buckets()[bucket].blocks[number - 1];
+}
+
+void check_owned_rows(const ParameterTable& table, const RowOwnership& ownership) {
+  const std::vector<Element> elements = elements_of(table);
+  std::vector<int64_t> of_piece(ownership.pieces().size());
+  size_t last_piece = 0;
+  for (const OwnedRows& own : ownership.owned_rows()) {
+    const int64_t cols = own.parameter->cols();
+    CHECK(own.parameter->counted());
+    REQUIRE(own.elements.size() == own.rows.size() * cols);
+    CHECK_FALSE(own.rows.empty());
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < own.elements.size(); ++i) {
+      const auto& [parameter, row, col] = elements[static_cast<size_t>(own.elements.begin + i)];
+      wrong += parameter != own.parameter || row != own.rows.begin + i / cols || col != i % cols ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    REQUIRE(own.piece < of_piece.size());
+    CHECK(own.piece >= last_piece);
+    last_piece = own.piece;
+    const RowOwnership::Piece& piece = ownership.pieces()[own.piece];
+    CHECK(piece.weight == own.weight);
+    CHECK(intersect(piece.elements, own.elements) == own.elements);
+    of_piece[own.piece] += own.elements.size();
+    size_t bucket = 0;
+    const SharedBlock& block = block_of(ownership, own.block, bucket);
+    CHECK(bucket == piece.bucket);
+    const Range owned = block.owned(ownership.replica());
+    const int64_t place = ownership.place(ownership.buckets()[bucket], block);
+    CHECK(intersect({place + owned.begin, place + owned.end}, own.elements) == own.elements);
+  }
+  for (size_t i = 0; i < of_piece.size(); ++i) {  // pieces have nothing else but padding
+    int64_t copies = 0, held = 0;
+    const Range piece = ownership.pieces()[i].elements;
+    for (int64_t at = piece.begin; at < piece.end; ++at) {
+      const Parameter* const parameter = elements[static_cast<size_t>(at)].parameter;
+      held += parameter != nullptr ? 1 : 0;
+      copies += parameter != nullptr && !parameter->counted() ? 1 : 0;
+    }
+    CHECK(copies == 0);
+    CHECK(held == of_piece[i]);
+  }
+}
+
 }  // namespace
+
+TEST_CASE("of every row of every parameter one rank of the world is the owner, also of copies") {
+  for (const Topology& topology : test::copied_topologies()) {
+    const test::CopiedTables ranks(topology);
+    for (const int64_t bucket : {1, 100, 1 << 20}) {
+      INFO(topology.describe(false) << ", buckets of " << bucket);
+      std::map<std::string, std::vector<int>> owners;  // of each row
+      int64_t copies = 0;
+      for (int rank = 0; rank < topology.world(); ++rank) {
+        const ParameterTable& table = *ranks.all[static_cast<size_t>(rank)];
+        const RowOwnership ownership = test::ownership_of(topology, ranks, rank, table, bucket);
+        check_owned_rows(table, ownership);
+        for (const OwnedRows& own : ownership.owned_rows()) {
+          std::vector<int>& rows = owners[own.parameter->name];
+          rows.resize(static_cast<size_t>(own.parameter->rows()));
+          for (int64_t row = own.rows.begin; row < own.rows.end; ++row) ++rows[static_cast<size_t>(row)];
+        }
+        table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
+          copies += parameter.counted() ? 0 : elements.size();
+        });
+      }
+      CHECK(owners.size() == 7);
+      for (const auto& [name, rows] : owners) {
+        INFO(name);
+        CHECK(std::ranges::all_of(rows, [](int count) { return count == 1; }));
+      }
+      CHECK((copies > 0) == (topology.tensor > 1));
+    }
+  }
+}
 
 TEST_CASE("every element has one owner, at any number of ranks and bucket size") {
   Arena values("values", DeviceType::kMeta, 0);
@@ -111,7 +210,8 @@ TEST_CASE("finish sums over data ranks, publish hands the owners' values to all"
     fill_table(table, values, gradients);
     const RowOwnership ownership(table, 3, world.rank(), 500);
     const Stream stream(DeviceType::kCpu);
-    GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
+    const std::unique_ptr<SumPolicy> sums = fast_sums();
+    GradientSync sync(table, ownership, groups, stream, *sums, gradients);
     auto gradient = table.flat_gradients().span<float>();
     for (size_t i = 0; i < gradient.size(); ++i)
       gradient[i] = static_cast<float>(i) * static_cast<float>(world.rank() + 1);
@@ -146,11 +246,12 @@ TEST_CASE("a bucket is summed when the last user of its weights is done, and onc
     const RowOwnership ownership(table, 2, world.rank(), 64);
     REQUIRE(ownership.buckets().size() == 2);
     const Stream stream(DeviceType::kCpu);
-    GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
+    const std::unique_ptr<SumPolicy> sums = fast_sums();
+    GradientSync sync(table, ownership, groups, stream, *sums, gradients);
     for (const int step : {1, 2}) {
       for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(step);
       const auto mine = [&](size_t bucket) {
-        const Range own = ownership.owned(bucket).front();
+        const Range own = ownership.summed(bucket).front();
         return table.flat_gradients().span<float>()[static_cast<size_t>(own.begin)];
       };
       sync.gradient_done(1);  // of an earlier micro-batch
@@ -194,7 +295,8 @@ TEST_CASE("partial gradients are summed over their replicas, complete ones are n
     const RowOwnership ownership(table, 1, 0, 1 << 20);
     for (float& x : table.flat_gradients().span<float>()) x = static_cast<float>(world.rank() + 1);
     const Stream stream(DeviceType::kCpu);
-    GradientSync(table, ownership, groups, stream, nullptr, gradients).finish();
+    const std::unique_ptr<SumPolicy> sums = fast_sums();
+    GradientSync(table, ownership, groups, stream, *sums, gradients).finish();
     CHECK(table.weight(ids[0]).gradient.span<float>()[4] == static_cast<float>(world.rank() + 1));
     CHECK(table.weight(ids[1]).gradient.span<float>()[0] == 3.0f);
     CHECK(table.weight(ids[2]).gradient.span<float>()[4] == 3.0f);

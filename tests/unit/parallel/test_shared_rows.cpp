@@ -1,5 +1,6 @@
 // Replicas of unequal widths: which rows lie together where, who owns them, and that gradients and values find their
 // way.
+#include <array>
 #include <deque>
 
 #include "comm/thread_communicator.h"
@@ -127,7 +128,7 @@ double share_of(const ParameterTable& table, const Topology& topology, int world
   table.for_each_run([&](const Weight&, const Parameter& parameter, const RowRun&, Range elements) {
     if (parameter.counted()) held += elements.size();
   });
-  const int width = topology.width(topology.data_rank(world_rank));
+  const int width = topology.width(topology.replica_of(world_rank));
   return static_cast<double>(held * width) / topology.world();
 }
 
@@ -161,7 +162,7 @@ void check_shared_units(const SharedUnits& expected) {
   std::deque<ParameterTable> tables;
   std::vector<const ParameterTable*> all;
   for (int rank = 0; rank < topology.world(); ++rank) {
-    const int width = topology.width(topology.data_rank(rank));
+    const int width = topology.width(topology.replica_of(rank));
     const Range rows = split_units(expected.units, width)[static_cast<size_t>(topology.tensor_rank(rank))];
     Parameter p;
     p.name = "w";
@@ -172,8 +173,7 @@ void check_shared_units(const SharedUnits& expected) {
     tables.back().allocate(values, gradients, DType::kF32);
     all.push_back(&tables.back());
   }
-  std::vector<SharedBlock> blocks;
-  append_shared_rows(topology, all, 0, blocks);
+  const std::vector<SharedBlock> blocks = shared_rows(topology, all, std::array<WeightId, 1>{0});
   std::vector<int64_t> of_pairs, of_rank(static_cast<size_t>(topology.world()));
   for (const SharedBlock& block : blocks) {
     of_pairs.push_back(block.elements / kCols);
@@ -206,9 +206,8 @@ TEST_CASE("replicas of unequal widths: every row has one owner, in whole rows") 
     const Tables ranks(layout.topology);
     std::map<std::string, std::map<std::pair<int64_t, int64_t>, int>> owners;
     for (int rank = 0; rank < layout.topology.world(); ++rank) {
-      const RowOwnership ownership(layout.topology, ranks.all, rank, layout.bucket);
-      CHECK(ownership.exclusive());
       const ParameterTable& table = *ranks.all[static_cast<size_t>(rank)];
+      const RowOwnership ownership(layout.topology, ranks.all, rank, table, layout.bucket);
       std::vector<int> owned(static_cast<size_t>(table.flat_size()), 0);
       for (const RowOwnership::Piece& piece : ownership.pieces()) {
         const Weight& w = table.weight(piece.weight);
@@ -238,12 +237,13 @@ TEST_CASE("replicas of unequal widths: a rank owns its share to a row, however f
     std::deque<ParameterTable> tables;
     std::vector<const ParameterTable*> all;
     for (int rank = 0; rank < topology.world(); ++rank) {
-      fill_layers(tables.emplace_back(), topology.width(topology.data_rank(rank)), topology.tensor_rank(rank), kCols);
+      fill_layers(tables.emplace_back(), topology.width(topology.replica_of(rank)), topology.tensor_rank(rank), kCols);
       all.push_back(&tables.back());
     }
     for (int rank = 0; rank < topology.world(); ++rank) {
-      const auto owned = static_cast<double>(owned_elements(RowOwnership(topology, all, rank, 1)));
-      const double share = share_of(*all[static_cast<size_t>(rank)], topology, rank);
+      const ParameterTable& table = *all[static_cast<size_t>(rank)];
+      const auto owned = static_cast<double>(owned_elements(RowOwnership(topology, all, rank, table, 1)));
+      const double share = share_of(table, topology, rank);
       INFO("rank " << rank << " of " << topology.describe(false) << " owns " << owned << " elements of " << share);
       CHECK(std::abs(owned - share) < kCols);
     }
@@ -260,12 +260,13 @@ TEST_CASE("replicas of unequal widths: owners get the sums, and everybody their 
       ParameterTable table;
       fill(table, groups.tensor.get(), pair_of(pair.get(), groups.tensor->size()));
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(layout.topology, ranks.all, world.rank(), layout.bucket);
+      const RowOwnership ownership(layout.topology, ranks.all, world.rank(), table, layout.bucket);
       const Stream stream(DeviceType::kCpu);
-      GradientSync sync(table, ownership, groups, stream, nullptr, gradients);
+      const std::unique_ptr<SumPolicy> sums = fast_sums();
+      GradientSync sync(table, ownership, groups, stream, *sums, gradients);
       auto gradient = table.flat_gradients().span<float>();
       for_each_element(table, [&](const Parameter& parameter, int64_t row, int64_t col, size_t at) {
-        gradient[at] = term(parameter.name, row, col) * static_cast<float>(groups.data_rank() + 1);
+        gradient[at] = term(parameter.name, row, col) * static_cast<float>(groups.replica() + 1);
       });
       sync.finish();
       const int data = layout.topology.data;
@@ -306,5 +307,5 @@ TEST_CASE("a row that a replica does not hold is a fault") {
     tables.back().allocate(values, gradients, DType::kF32);
     all.push_back(&tables.back());
   }
-  CHECK_THROWS_AS(RowOwnership(topology, all, 0, 100), Error);
+  CHECK_THROWS_AS(RowOwnership(topology, all, 0, *all.front(), 100), Error);
 }

@@ -29,7 +29,7 @@ void check_groups(const Topology& topology, const Groups& tensor, const Groups& 
   run_thread_ranks(topology.world(), [&](Communicator& world) {
     const ProcessGroups groups = make_process_groups(world, topology);
     const Ranks own_tensor = members(*groups.tensor, world.rank());
-    const Ranks own_data = members(*groups.data, world.rank());
+    const Ranks own_data = members(*groups.holders, world.rank());
     const Ranks exchange = groups.exchange ? members(*groups.exchange, world.rank()) : Ranks{};
     Ranks everybody(topology.uniform() ? 0 : static_cast<size_t>(world.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
@@ -96,7 +96,7 @@ TEST_CASE("the rank grid has the tensor axis fastest") {
   const Topology grid{4, 2};
   CHECK(grid.world() == 8);
   CHECK(grid.tensor_rank(6) == 2);
-  CHECK(grid.data_rank(6) == 1);
+  CHECK(grid.replica_of(6) == 1);
 }
 
 // Ranks that the narrowest replica lacks are in data groups of the wider ones alone; gradients take the exchange group,

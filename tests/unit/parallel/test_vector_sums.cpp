@@ -8,11 +8,11 @@
 
 #include "comm/recording_communicator.h"
 #include "comm/thread_communicator.h"
+#include "ordered_table.h"
+#include "parallel/invariant_gradients.h"
 #include "parallel/unit_partition.h"
-#include "parallel/weight_provider.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
-#include "tree_values.h"
 
 using namespace invar;
 using test::Elements;
@@ -47,7 +47,7 @@ Heads heads_of(int64_t heads, int ranks) {
 // A vector of the model and the rows of its terms, for each sample of the batch those of all ranks.
 struct Vector {
   std::string name;
-  VectorTerms::Of of;
+  VectorSum::Over over;
   int64_t width;
   int64_t units;  // rows of a sample
   Elements terms = test::wide_values(kBatch * units * width, static_cast<unsigned>(std::hash<std::string>()(name)));
@@ -70,16 +70,16 @@ struct Vector {
 };
 const std::vector<Vector>& vectors() {
   static const std::vector<Vector> kVectors = {
-      {"norm", VectorTerms::Of::kBlocks, 20, kSequence / kBlock},
-      {"q_norm", VectorTerms::Of::kHeads, 6, kQueryHeads},
-      {"k_norm", VectorTerms::Of::kHeads, 6, kKvHeads},
-      {"late norm", VectorTerms::Of::kBlocks, 70, kSequence / kBlock},
-      {"cut norm", VectorTerms::Of::kSamples, 11, 1},
+      {"norm", VectorSum::Over::kTokens, 20, kSequence / kBlock},
+      {"q_norm", VectorSum::Over::kHeads, 6, kQueryHeads},
+      {"k_norm", VectorSum::Over::kHeads, 6, kKvHeads},
+      {"late norm", VectorSum::Over::kTokens, 70, kSequence / kBlock},
+      {"cut norm", VectorSum::Over::kSamples, 11, 1},
   };
   return kVectors;
 }
 
-WeightId add_vector(ParameterTable& table, const Vector& vector, int64_t width, VectorTerms terms) {
+WeightId add_vector(ParameterTable& table, const Vector& vector, int64_t width, VectorSum sum) {
   Parameter parameter;
   parameter.name = vector.name;
   parameter.shape = {width};
@@ -88,7 +88,7 @@ WeightId add_vector(ParameterTable& table, const Vector& vector, int64_t width, 
   weight.name = vector.name;
   weight.rows = width;
   weight.cols = 1;
-  weight.terms = std::move(terms);
+  weight.vector = std::move(sum);
   weight.parameters = {std::move(parameter)};
   return table.add(std::move(weight));
 }
@@ -104,20 +104,20 @@ struct Model {
     const auto rank = static_cast<size_t>(group.rank());
     columns = split_units(vectors().back().width, group.size())[rank];
     for (const Vector& vector : vectors()) {
-      VectorTerms terms{vector.of};
-      if (vector.of == VectorTerms::Of::kHeads) {
+      VectorSum sum{vector.over};
+      if (vector.over == VectorSum::Over::kHeads) {
         const Heads heads = heads_of(vector.units, group.size());
-        terms.held = heads.held[rank].size();
-        terms.counted = heads.counted;
+        sum.held = heads.held[rank].size();
+        sum.counted = heads.counted;
         first_head[vector.name] = heads.held[rank].begin;
       }
-      add_vector(table, vector, columns_of(vector).size(), std::move(terms));
+      add_vector(table, vector, columns_of(vector).size(), std::move(sum));
     }
-    table.allocate(values, gradients, DType::kF32, order.kept());
+    table.allocate(values, gradients, DType::kF32, {order.kept(), true});
   }
 
   Range columns_of(const Vector& vector) const {
-    return vector.of == VectorTerms::Of::kSamples ? columns : Range{0, vector.width};
+    return vector.over == VectorSum::Over::kSamples ? columns : Range{0, vector.width};
   }
 
   // Adds this rank's rows of the samples; of copied heads numbers that would show.
@@ -125,11 +125,11 @@ struct Model {
     const Vector& vector = vectors()[static_cast<size_t>(id)];
     const Range cols = columns_of(vector);
     const int64_t samples = region.tokens() / kSequence;
-    const bool heads = vector.of == VectorTerms::Of::kHeads;
-    const bool copy = heads && table.weight(id).terms->counted[static_cast<size_t>(region.group().rank())] == 0;
-    const int64_t first_unit = heads
-                                   ? first_head.at(vector.name)
-                                   : (vector.of == VectorTerms::Of::kBlocks ? region.local_tokens().begin / kBlock : 0);
+    const bool heads = vector.over == VectorSum::Over::kHeads;
+    const bool copy = heads && table.weight(id).vector->counted[static_cast<size_t>(region.group().rank())] == 0;
+    const int64_t first_unit =
+        heads ? first_head.at(vector.name)
+              : (vector.over == VectorSum::Over::kTokens ? region.local_tokens().begin / kBlock : 0);
     const int64_t rows = into.numel() / cols.size();
     for (int64_t row = 0; row < rows; ++row) {
       // By head, then sample; or all of a sample's, then the next.
@@ -143,28 +143,30 @@ struct Model {
     }
   }
 
+  SumContext context() { return {kCpu, region, scratch, DType::kF32, kSequence}; }
   // The batch in micro-batches of so many samples each.
   void train(const std::vector<int64_t>& micro_batches) {
-    ResidentWeights weights(table);
-    std::vector<WeightId> done;
-    weights.listen({{}, [&](WeightId id) { done.push_back(id); }});
+    const ops::Numerics numerics{true};
+    test::Done done;
+    InvariantGradients gradient_sink(table, order, numerics, done);
+    const SumContext ctx{kCpu, region, scratch, DType::kF32, kSequence};
     int64_t first = 0;
     for (const int64_t samples : micro_batches) {
       const ArenaScope scope(scratch);
       std::memset(scratch.allocate("poison", DType::kF32, {1 << 14}).raw(), 0xff, 1 << 16);
       scratch.release(0);
       region.set_tokens(samples * kSequence);
-      weights.begin_micro_batch(kCpu, region, scratch, {order, first, kSequence});
+      gradient_sink.begin_micro_batch(ctx, first);
       std::vector<WeightId> backward;
       for (auto id = static_cast<WeightId>(vectors().size()); id-- > 0;) backward.push_back(id);
       for (const WeightId id : backward) {
-        add_terms(id, first, weights.vector_gradient(id));
-        weights.gradient_done(id);
+        add_terms(id, first, gradient_sink.vector(id));
+        gradient_sink.done(id);
       }
-      CHECK(done.empty());  // their sums are not there yet
-      weights.end_micro_batch(kCpu);
-      CHECK(done == backward);
-      done.clear();
+      CHECK(done.ids.empty());  // their sums are not there yet
+      gradient_sink.end_micro_batch(ctx);
+      CHECK(done.ids == backward);
+      done.ids.clear();
       first += samples;
     }
   }
@@ -172,7 +174,7 @@ struct Model {
   WorkerOrder order;
   TensorRegion region;
   Arena values, gradients, scratch;
-  ParameterTable table{8};
+  ParameterTable table;
   Range columns;
   std::map<std::string, int64_t> first_head;
 };
@@ -221,7 +223,7 @@ TEST_CASE("vectors' terms are gathered once in a micro-batch, and only those tha
     VectorSums sums(model.table);
     CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { (void)sums.terms(0); }),
                          "terms of 'norm' outside of a micro-batch"));
-    sums.begin(meta, model.region, model.scratch, kSequence);
+    sums.begin({meta, model.region, model.scratch, DType::kF32, kSequence});
     const auto shape = [&](WeightId id) {
       const Tensor terms = sums.terms(id);
       return std::vector<int64_t>(terms.shape().begin(), terms.shape().end());

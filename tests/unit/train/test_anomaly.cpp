@@ -1,4 +1,5 @@
 #include "train/anomaly.h"
+#include "train/dry_run.h"
 
 #include <cmath>
 #include <limits>
@@ -7,6 +8,7 @@
 #include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;

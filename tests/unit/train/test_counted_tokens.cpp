@@ -6,6 +6,7 @@
 #include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;

@@ -10,6 +10,7 @@
 #include "small_model.h"
 #include "support/errors.h"
 #include "support/rank_checks.h"
+#include "train/dry_run.h"
 #include "train/step.h"
 
 using namespace invar;
@@ -61,10 +62,10 @@ std::array<double, 2> measured_work(int slow_ms) {
     DeviceTimer timer;
     StepHooks hooks;
     hooks.work = &timer;
-    if (groups.data_rank() == 1) hooks.sink = &slow;
+    if (groups.reader() == 1) hooks.sink = &slow;
     run_step(state, config, groups, load_micro_batches(config, groups, data, 0), 0, hooks);
     const std::lock_guard lock(mutex);
-    double& ms = longest[static_cast<size_t>(groups.data_rank())];
+    double& ms = longest[static_cast<size_t>(groups.reader())];
     ms = std::max(ms, timer.milliseconds());
   });
   return longest;
@@ -103,7 +104,7 @@ TEST_CASE("shares that are far off are told, then at twice the steps") {
     const auto told_within = [&](int steps) {
       std::vector<int> told;
       for (int step = 1; step <= steps; ++step) {
-        work.add(groups.data_rank() == 0 ? 3 : 1);
+        work.add(groups.reader() == 0 ? 3 : 1);
         work.gather(groups);
         if (!work.news() || !work.news()) continue;  // asking changes nothing
         told.push_back(step);

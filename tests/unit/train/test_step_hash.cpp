@@ -11,6 +11,7 @@
 #include "support/errors.h"
 #include "support/rank_checks.h"
 #include "support/temporary_folder.h"
+#include "train/dry_run.h"
 
 using namespace invar;
 using namespace invar::test;
@@ -63,7 +64,7 @@ void save(const TrainState& state, const ProcessGroups& groups, const std::files
   CheckpointSaver saver(*groups.world, state.stream(), folder, {});
   CheckpointInfo info;
   info.step = 3;
-  (void)saver.save(info, [&] { return state.own_part(TrainState::Copies::kOne); });
+  (void)saver.save(info, [&] { return state.own_part(); });
   CHECK(saver.wait().value().failure.empty());
 }
 

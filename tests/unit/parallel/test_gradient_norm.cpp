@@ -1,4 +1,4 @@
-#include "optim/gradient_norm.h"
+#include "parallel/gradient_norm.h"
 
 #include <cmath>
 
@@ -9,20 +9,8 @@ using namespace invar;
 
 namespace {
 
-double norm_of(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
-  double squares = 0;
-  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(), counted_ranges(table, ownership),
-                       *groups.world, Tensor(&squares, DType::kF64, DeviceType::kCpu, {1}));
-}
-
-double norm_in_order(const ParameterTable& table, const RowOwnership& ownership, const ProcessGroups& groups) {
-  const std::vector<ops::RowBlock> counted = counted_rows(table, ownership);
-  int64_t rows = 0;
-  for (const ops::RowBlock& own : counted) rows += own.rows;
-  std::vector<double> squares(static_cast<size_t>(rows));
-  std::vector<int64_t> digits(ExactSum::kDigits);
-  return gradient_norm(Stream(DeviceType::kCpu), table.flat_gradients(), counted, *groups.world,
-                       RowSquares{view_of(squares), view_of(digits)});
+double norm_of(const std::unique_ptr<GradientNorm>& norm, const ParameterTable& table, const ProcessGroups& groups) {
+  return norm->of(Stream(DeviceType::kCpu), table.flat_gradients(), *groups.world);
 }
 
 }  // namespace
@@ -58,12 +46,12 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
       Arena values("values", DeviceType::kCpu, 1 << 16);
       Arena gradients("gradients", DeviceType::kCpu, 1 << 16);
       table.allocate(values, gradients, DType::kF32);
-      const RowOwnership ownership(table, grid.data, groups.data_rank(), 1 << 20);
+      const RowOwnership ownership(table, grid.data, groups.replica(), 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
-      const double result = norm_of(table, ownership, groups);
+      const double result = norm_of(fast_norm(ownership, gradients), table, groups);
       CHECK(result == Approx(2.0 * std::sqrt(35.0)).epsilon(1e-12));
-      const double ordered = norm_in_order(table, ownership, groups);
-      CHECK(ordered == std::sqrt(140.0));
+      const double invariant = norm_of(invariant_norm(ownership, gradients), table, groups);
+      CHECK(invariant == std::sqrt(140.0));
 
       // Of values so unlike that any other grouping of rows would round otherwise.
       double exact = 0;
@@ -76,7 +64,7 @@ TEST_CASE("the norm counts copies once and padding never, over any grid") {
           table.flat_gradients().data<float>()[elements.begin + i] = std::ldexp(1.0f, exponent);
         }
       });
-      const double of_unlike = norm_in_order(table, ownership, groups);
+      const double of_unlike = norm_of(invariant_norm(ownership, gradients), table, groups);
       CHECK(of_unlike == std::sqrt(exact));
     });
   }
@@ -103,10 +91,10 @@ TEST_CASE("a copy that its record does not declare is counted twice: the record 
       table.allocate(values, gradients, DType::kF32);
       const RowOwnership ownership(table, 1, 0, 1 << 20);
       for (float& x : table.flat_gradients().span<float>()) x = 2.0f;
-      const double result = norm_of(table, ownership, groups);
+      const double result = norm_of(fast_norm(ownership, gradients), table, groups);
       CHECK(result == Approx(2.0 * std::sqrt(declared ? 5.0 : 10.0)).epsilon(1e-12));
-      const double ordered = norm_in_order(table, ownership, groups);
-      CHECK(ordered == std::sqrt(declared ? 20.0 : 40.0));
+      const double invariant = norm_of(invariant_norm(ownership, gradients), table, groups);
+      CHECK(invariant == std::sqrt(declared ? 20.0 : 40.0));
     });
   }
 }

@@ -1,4 +1,4 @@
-#include "parallel/weight_provider.h"
+#include "parallel/invariant_gradients.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,6 +6,7 @@
 #include "comm/self_communicator.h"
 #include "ops/matmul.h"
 #include "ordered_table.h"
+#include "parallel/sum_policy.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -23,7 +24,7 @@ struct Tied {
   explicit Tied(const WorkerOrder& order) {
     first = test::add_matrix(table, "tied", 5, 3);
     second = table.add_user(first.id);
-    table.allocate(values, gradients, DType::kF32, order.kept());
+    table.allocate(values, gradients, DType::kF32, {order.kept(), true});
     for (int buffer = 0; buffer < order.kept(); ++buffer) {  // as a step begins
       std::ranges::fill(table.gradients(buffer).span<float>(), buffer == 0 ? 0.0f : std::nanf(""));
     }
@@ -31,40 +32,44 @@ struct Tied {
 
   Arena values{"values", DeviceType::kCpu, 1 << 12};
   Arena gradients{"gradients", DeviceType::kCpu, 1 << 14};
-  ParameterTable table{8};
+  ParameterTable table;
   WeightUse first{0};
   WeightUse second{0};
 };
 
 // What a rank adds gradients through, in micro-batches of so many samples.
 struct Rank {
-  Rank(const ParameterTable& table, int64_t samples, const ProductLimits& limits = {}) : weights(table, limits) {
+  Rank(const ParameterTable& table, const WorkerOrder& order, int64_t samples, const ProductLimits& limits = {})
+      : sink(table, order, numerics, done, limits) {
     region.set_tokens(samples * kSequence);
   }
   // first: of the micro-batch's samples, among the rank's. Returns the bytes of spares.
-  int64_t begin(const WorkerOrder& order, int64_t first) {
+  int64_t begin(int64_t first) {
     scratch.release(0);
-    weights.begin_micro_batch(kCpu, region, scratch, {order, first, kSequence});
+    sink.begin_micro_batch(ctx, first);
     return scratch.used();
   }
 
   std::unique_ptr<Communicator> alone = make_self_communicator("tensor");
   TensorRegion region{*alone, false, kSequence};
   Arena scratch{"scratch", DeviceType::kCpu, 1 << 14};
-  ResidentWeights weights;
+  SumContext ctx{kCpu, region, scratch, DType::kF32, kSequence};
+  ops::Numerics numerics{true};
+  test::Done done;
+  InvariantGradients sink;
 };
 
 // Backward passes of a rank's samples in micro-batches.
 void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t micro_batch,
               std::vector<Gradients>& uses) {
-  Rank rank(tied.table, micro_batch);
+  Rank rank(tied.table, order, micro_batch);
   for (int64_t begin = 0; begin < samples.size(); begin += micro_batch) {
-    rank.begin(order, begin);
+    rank.begin(begin);
     for (Gradients& use : uses) {
       const Range tokens{0, micro_batch * kSequence};
       const int64_t first = (samples.begin + begin) * kSequence;
       int64_t next = 0, calls = 0;
-      rank.weights.accumulate_lookups(kCpu, use.use, tokens, [&](Range part, const ops::SampleSums& sums) {
+      rank.sink.add_lookups(rank.ctx, use.use, [&](Range part, const ops::SampleSums& sums) {
         CHECK((part.begin == next && std::ssize(sums.places) * kSequence == part.size()));
         CHECK(std::ssize(sums.buffers) == order.kept());
         use.add({first + part.begin, first + part.end}, sums);
@@ -74,13 +79,13 @@ void backward(const Tied& tied, const WorkerOrder& order, Range samples, int64_t
       CHECK(next == tokens.end);
       if (micro_batch == samples.size()) CHECK(calls == 1);
     }
-    rank.weights.end_micro_batch(kCpu);
+    rank.sink.end_micro_batch(rank.ctx);
   }
 }
 
 }  // namespace
 
-TEST_CASE("fixed order: lookups get the tree's nodes, for any ranks and micro-batches, for both terms") {
+TEST_CASE("invariant gradients: lookups get the tree's nodes, for any ranks and micro-batches, for both users") {
   int64_t compared = 0, control = 0;
   for (const int data : {1, 2, 4}) {
     for (const int64_t micro_batch : {1, 2, 3, 6, 12}) {  // 2: parts of two workers in one
@@ -91,7 +96,7 @@ TEST_CASE("fixed order: lookups get the tree's nodes, for any ranks and micro-ba
       for (int rank = 0; rank < data; ++rank) {
         const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, rank, micro_batch);
         const Tied tied(order);
-        REQUIRE(tied.second.term == 1);
+        REQUIRE(tied.table.weight(tied.second.id).second_user >= 0);
         std::vector<Gradients> uses = {{tied.table, tied.first, kBatch * kSequence},
                                        {tied.table, tied.second, kBatch * kSequence}};
         backward(tied, order, {kBatch * rank / data, kBatch * (rank + 1) / data}, micro_batch, uses);
@@ -147,20 +152,19 @@ std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch
   for (int index = 0; index < data; ++index) {
     const WorkerOrder order = test::equal_order(kWorkers, kBatch, data, index, micro_batch);
     const Tied tied(order);
-    Rank rank(tied.table, micro_batch, limits);
+    Rank rank(tied.table, order, micro_batch, limits);
     int64_t spares = 0;
     for (int64_t begin = 0; begin < kBatch / data; begin += micro_batch) {
-      spares = rank.begin(order, begin);
+      spares = rank.begin(begin);
       CHECK(spares == (order.sums() - order.kept()) * 256);
       for (int64_t token = 0; token < micro_batch * kSequence; token += chunk) {
         const Range tokens{token, std::min(token + chunk, micro_batch * kSequence)};
         const int64_t first = (kBatch * index / data + begin) * kSequence;
         const Range all{first + tokens.begin, first + tokens.end};
-        rank.weights.accumulate_product(kCpu, rank.scratch, tied.second, tokens, operands.a_of(all),
-                                        operands.b_of(all));
+        rank.sink.add_product(rank.ctx, tied.second, tokens, operands.a_of(all), operands.b_of(all));
         CHECK(rank.scratch.used() == spares);
       }
-      rank.weights.end_micro_batch(kCpu);
+      rank.sink.end_micro_batch(rank.ctx);
     }
     const bool at_once = std::min(chunk, micro_batch * kSequence) > kSequence && limits.few_elements >= 15;
     CHECK((rank.scratch.high_water() > spares) == at_once);
@@ -176,7 +180,7 @@ std::vector<Elements> nodes_of(Operands& operands, int data, int64_t micro_batch
 
 }  // namespace
 
-TEST_CASE("fixed order: products get the tree's nodes, for any ranks, micro-batches, chunks and limits") {
+TEST_CASE("invariant gradients: products get the tree's nodes, for any ranks, micro-batches, chunks and limits") {
   Operands operands;
   const Elements other = test::tree_root(operands.worker_sums(1), 15);
   // All samples at once or in place; all rows, two at a time and one at a time.
@@ -197,15 +201,15 @@ TEST_CASE("fixed order: products get the tree's nodes, for any ranks, micro-batc
   }
 }
 
-TEST_CASE("fixed order: products that wait to be added take what the limit says, or one run of tiles") {
+TEST_CASE("invariant gradients: products that wait to be added take what the limit says, or one run of tiles") {
   Operands operands;
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, kBatch);
   const auto taken = [&](const ProductLimits& limits) {
     const Tied tied(order);
-    Rank rank(tied.table, kBatch, limits);
-    const int64_t spares = rank.begin(order, 0);
+    Rank rank(tied.table, order, kBatch, limits);
+    const int64_t spares = rank.begin(0);
     const Range all{0, kBatch * kSequence};
-    rank.weights.accumulate_product(kCpu, rank.scratch, tied.first, all, operands.a_of(all), operands.b_of(all));
+    rank.sink.add_product(rank.ctx, tied.first, all, operands.a_of(all), operands.b_of(all));
     return rank.scratch.high_water() - spares;
   };
   constexpr int64_t kRow = kBatch * 3 * 4;  // 144 bytes of all samples' products of one row
@@ -216,15 +220,15 @@ TEST_CASE("fixed order: products that wait to be added take what the limit says,
   CHECK(taken({15, 1, 4}) == 768);
 }
 
-TEST_CASE("fixed order: products of other tokens than whole samples or a part of one are refused") {
+TEST_CASE("invariant gradients: products of other tokens than whole samples or a part of one are refused") {
   Operands operands;
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0);
   const Tied tied(order);
-  Rank rank(tied.table, 2);
-  rank.begin(order, 0);
+  Rank rank(tied.table, order, 2);
+  rank.begin(0);
   const auto refused = [&](Range tokens, Range of_a, Range of_b) {
     return test::message_of(ErrorKind::kFault, [&] {
-      rank.weights.accumulate_product(kCpu, rank.scratch, tied.first, tokens, operands.a_of(of_a), operands.b_of(of_b));
+      rank.sink.add_product(rank.ctx, tied.first, tokens, operands.a_of(of_a), operands.b_of(of_b));
     });
   };
   CHECK(test::contains(refused({2, 6}, {2, 6}, {2, 6}), "tokens 2 to 6 of samples of 4"));
@@ -233,96 +237,104 @@ TEST_CASE("fixed order: products of other tokens than whole samples or a part of
   CHECK(test::contains(refused({0, 8}, {0, 8}, {0, 4}), "'tied': a product of f32 (8, 5) and f32 (4, 3) for 8 tokens"));
 }
 
-TEST_CASE("fixed order: a sum that no micro-batch leaves is finished before other products are added") {
+TEST_CASE("invariant gradients: a sum that no micro-batch leaves is finished before other products are added") {
   Operands operands;
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, 6);  // the second worker's in a spare
   REQUIRE(order.kept() == 1);
   const Tied tied(order);
-  Rank rank(tied.table, 6);
-  CHECK(rank.begin(order, 0) == 2 * 256);
+  Rank rank(tied.table, order, 6);
+  CHECK(rank.begin(0) == 2 * 256);
   const auto add = [&](const WeightUse& use, int64_t begin, int64_t end) {
     const Range tokens{begin * kSequence, end * kSequence};
-    rank.weights.accumulate_product(kCpu, rank.scratch, use, tokens, operands.a_of(tokens), operands.b_of(tokens));
+    rank.sink.add_product(rank.ctx, use, tokens, operands.a_of(tokens), operands.b_of(tokens));
   };
   const auto refused = [&](const auto& f) { return test::message_of(ErrorKind::kFault, f); };
   add(tied.first, 0, 3);
   add(tied.second, 0, 5);
   CHECK(test::contains(refused([&] { add(tied.first, 3, 4); }),
                        "'tied' is added to while a sum of 'tied' is unfinished"));
-  CHECK(test::contains(refused([&] { rank.weights.end_micro_batch(kCpu); }), "a sum of 'tied' is unfinished"));
+  CHECK(test::contains(refused([&] { rank.sink.end_micro_batch(rank.ctx); }), "a sum of 'tied' is unfinished"));
   add(tied.second, 5, 6);
   add(tied.first, 3, 6);
-  rank.weights.end_micro_batch(kCpu);
+  rank.sink.end_micro_batch(rank.ctx);
 }
 
-TEST_CASE("fixed order: lookups of a part of a micro-batch, and a table of too few buffers, are refused") {
+TEST_CASE("invariant gradients: a table of too few buffers is refused") {
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, 6);
-  const Tied tied(order);
-  Rank rank(tied.table, 6);
-  rank.begin(order, 0);
-  for (const Range tokens : {Range{0, 2}, Range{0, 5 * kSequence}, Range{kSequence, 6 * kSequence}, Range{0, 0}}) {
-    CHECK(test::contains(test::message_of(ErrorKind::kFault,
-                                          [&] {
-                                            rank.weights.accumulate_lookups(
-                                                kCpu, tied.first, tokens,
-                                                [](Range, const ops::SampleSums&) { FAIL(); });
-                                          }),
-                         "of a micro-batch of 6 samples of 4"));
-  }
   const WorkerOrder one_by_one = test::equal_order(kWorkers, kBatch, 1, 0, 1);
   REQUIRE(one_by_one.kept() > order.kept());
-  CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { rank.begin(one_by_one, 0); }),
-                       "1 gradient buffers of 3"));
+  const Tied tied(order);
+  Rank rank(tied.table, one_by_one, 6);
+  CHECK(test::contains(test::message_of(ErrorKind::kFault, [&] { rank.begin(0); }), "1 gradient buffers of 3"));
 }
 
-TEST_CASE("fixed order: spares are as large as the largest weight with products") {
+TEST_CASE("invariant gradients: spares are as large as the largest weight with products") {
   const WorkerOrder order = test::equal_order(kWorkers, kBatch, 1, 0, kBatch);
   Arena values("values", DeviceType::kCpu, 1 << 14), gradients("gradients", DeviceType::kCpu, 1 << 14);
-  ParameterTable table(8);
+  ParameterTable table;
   test::add_matrix(table, "multiplied", 70, 3);
   Weight looked_up = table.weight(test::add_matrix(table, "larger", 80, 3));
   looked_up.name = "looked up";
   looked_up.lookups_only = true;
   looked_up.rows = 200;
   table.add(std::move(looked_up));
-  table.allocate(values, gradients, DType::kF32, order.kept());
-  Rank rank(table, kBatch);
-  CHECK(rank.begin(order, 0) == (order.sums() - 1) * 1024);  // 960 bytes and the alignment
+  table.allocate(values, gradients, DType::kF32, {order.kept(), true});
+  Rank rank(table, order, kBatch);
+  CHECK(rank.begin(0) == (order.sums() - 1) * 1024);  // 960 bytes and the alignment
   Operands operands;
   const Range all{0, kBatch * kSequence};
-  CHECK(test::contains(test::message_of(ErrorKind::kFault,
-                                        [&] {
-                                          rank.weights.accumulate_product(kCpu, rank.scratch, 2, all,
-                                                                          operands.a_of(all), operands.b_of(all));
-                                        }),
-                       "'looked up': a product"));
+  CHECK(test::contains(
+      test::message_of(ErrorKind::kFault,
+                       [&] { rank.sink.add_product(rank.ctx, 2, all, operands.a_of(all), operands.b_of(all)); }),
+      "'looked up': a product"));
 }
 
-TEST_CASE("any order: one part, added to the gradient") {
+TEST_CASE("fast gradients: one part, added to the gradient that both users share") {
   Arena values("values", DeviceType::kCpu, 1 << 12);
   Arena gradients("gradients", DeviceType::kCpu, 1 << 12);
   ParameterTable table;
   const WeightUse first = test::add_matrix(table, "tied", 5, 3);
   const WeightUse second = table.add_user(first.id);
-  CHECK(second.term == 0);
-  table.allocate(values, gradients, DType::kF32);
+  Weight looked_up = table.weight(first.id);
+  looked_up.name = "looked up";
+  looked_up.lookups_only = true;
+  const WeightId lookups_only = table.add(std::move(looked_up));
+  const std::unique_ptr<SumPolicy> sums = fast_sums();
+  table.allocate(values, gradients, DType::kF32, sums->gradient_layout());
+  CHECK(table.gradient_buffers() == 1);
+  CHECK(table.weight(first.id).second_user == -1);
   std::ranges::fill(table.flat_gradients().span<float>(), 1.0f);
-  ResidentWeights weights(table);
-  CHECK(weights.leaves(first.id) == nullptr);
+  test::Done done;
+  const std::unique_ptr<GradientSink> sink = sums->gradients(table, done);
+  const auto alone = make_self_communicator("tensor");
+  TensorRegion region(*alone, false);
+  region.set_tokens(8);
+  Arena scratch("scratch", DeviceType::kCpu, 0);
+  const SumContext ctx{kCpu, region, scratch, DType::kF32, 4};
+  sink->begin_micro_batch(ctx, 0);
   std::vector<Range> parts;
   for (const WeightUse& use : {first, second}) {
-    weights.accumulate_lookups(kCpu, use, {3, 11}, [&](Range part, const ops::SampleSums& sums) {
+    sink->add_lookups(ctx, use, [&](Range part, const ops::SampleSums& into) {
       parts.push_back(part);
-      CHECK((sums.places.size() == 1 && sums.buffers.size() == 1));
-      CHECK((!sums.places[0].clears && sums.places[0].buffer == 0 && sums.places[0].joins == 0));
-      for (float& x : sums.buffers[0].span<float>()) x += 2;
+      CHECK((into.places.size() == 1 && into.buffers.size() == 1));
+      CHECK((!into.places[0].clears && into.places[0].buffer == 0 && into.places[0].joins == 0));
+      for (float& x : into.buffers[0].span<float>()) x += 2;
     });
   }
-  CHECK(parts == std::vector<Range>{{3, 11}, {3, 11}});
+  CHECK(parts == std::vector<Range>{{0, 8}, {0, 8}});
   for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 5.0f);
-  CHECK(weights.vector_gradient(first.id).raw() == table.weight(first.id).gradient.raw());
+  CHECK(sink->vector(first.id).raw() == table.weight(first.id).gradient.raw());
   Elements a(2 * 5, 1.0f), b(2 * 3, 2.0f);
-  Arena scratch("scratch", DeviceType::kCpu, 0);
-  weights.accumulate_product(kCpu, scratch, first, {3, 5}, view_of(a).view({2, 5}), view_of(b).view({2, 3}));
+  const Tensor left = view_of(a).view({2, 5}), right = view_of(b).view({2, 3});
+  sink->add_product(ctx, first, {3, 5}, left, right);
   for (const float x : table.weight(first.id).gradient.span<float>()) CHECK(x == 9.0f);
+  const auto refused = [&](WeightId id, Range tokens) {
+    return test::message_of(ErrorKind::kFault, [&] { sink->add_product(ctx, id, tokens, left, right); });
+  };
+  CHECK(test::contains(refused(first.id, {3, 6}), "'tied': a product of f32 (2, 5) and f32 (2, 3) for 3 tokens"));
+  CHECK(test::contains(refused(lookups_only, {3, 5}), "'looked up': a product"));
+  CHECK(done.ids.empty());
+  sink->done(second.id);
+  CHECK(done.ids == std::vector<WeightId>{first.id});
+  sink->end_micro_batch(ctx);
 }

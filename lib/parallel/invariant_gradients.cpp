@@ -1,4 +1,4 @@
-#include "parallel/weight_provider.h"
+#include "parallel/invariant_gradients.h"
 
 #include <algorithm>
 
@@ -39,11 +39,10 @@ std::vector<LookupRun> lookup_runs(std::span<const WorkerOrder::Place> places) {
 
 }  // namespace
 
-void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion& region, Arena& scratch,
-                                        const Samples& samples) {
-  INVAR_CHECK(table_.gradient_buffers() >= samples.order.kept(), "{} gradient buffers of {}", table_.gradient_buffers(),
-              samples.order.kept());
-  samples_.emplace(samples);
+void InvariantGradients::begin_micro_batch(const SumContext& ctx, int64_t first_sample) {
+  INVAR_CHECK(table_.gradient_buffers() >= order_.kept(), "{} gradient buffers of {}", table_.gradient_buffers(),
+              order_.kept());
+  first_sample_ = first_sample;
   held_back_.clear();
   spares_.clear();
   spares_of_.reset();
@@ -51,69 +50,58 @@ void ResidentWeights::begin_micro_batch(const Stream& stream, const TensorRegion
   for (const Weight& weight : table_.weights()) {
     if (!weight.lookups_only) largest = std::max(largest, weight.elements().size());
   }
-  for (int buffer = table_.gradient_buffers(); buffer < samples.order.sums(); ++buffer) {
-    spares_.push_back(scratch.allocate("sum of samples", DType::kF32, {largest}));
+  for (int buffer = table_.gradient_buffers(); buffer < order_.sums(); ++buffer) {
+    spares_.push_back(ctx.scratch.allocate("sum of samples", DType::kF32, {largest}));
   }
-  vector_sums_.begin(stream, region, scratch, samples.sequence_length);
+  vector_sums_.begin(ctx);
 }
 
-void ResidentWeights::end_micro_batch(const Stream& stream) {
+void InvariantGradients::end_micro_batch(const SumContext& ctx) {
   INVAR_CHECK(!spares_of_, "a sum of '{}' is unfinished", table_.weight(spares_of_->id).name);
   spares_.clear();
   const int64_t samples = vector_sums_.samples();
-  vector_sums_.finish(stream, samples_->order.of({samples_->first, samples_->first + samples}, LeafKind::kAddable));
-  for (const WeightId id : held_back_) {
-    if (listener_.gradient_done) listener_.gradient_done(id);
-  }
+  vector_sums_.finish(ctx.stream, order_.of({first_sample_, first_sample_ + samples}, LeafKind::kAddable));
+  for (const WeightId id : held_back_) listener_.gradient_done(id);
   held_back_.clear();
 }
 
-Tensor ResidentWeights::vector_gradient(WeightId id) {
-  if (!samples_) return table_.weight(id).gradient;
-  return vector_sums_.terms(id);
-}
-
-void ResidentWeights::accumulate_lookups(const Stream& stream, const WeightUse& use, Range tokens,
-                                         const AddLookups& add) {
-  if (!samples_) return add(tokens, table_.weight(use.id).gradient);
-  INVAR_CHECK((tokens == Range{0, vector_sums_.samples() * samples_->sequence_length}),
-              "'{}': lookups by tokens {} to {} of a micro-batch of {} samples of {}", table_.weight(use.id).name,
-              tokens.begin, tokens.end, vector_sums_.samples(), samples_->sequence_length);
+void InvariantGradients::add_lookups(const SumContext& ctx, const WeightUse& use, const AddLookups& add) {
   const std::vector<Tensor> buffers = kept_buffers(use);
   Range part{0, 0};
-  for (LookupRun& run : lookup_runs(places_of(tokens, LeafKind::kOwnBuffer))) {
-    part = {part.end, part.end + std::ssize(run.places) * samples_->sequence_length};
+  for (LookupRun& run : lookup_runs(places_of(ctx, {0, ctx.region.tokens()}, LeafKind::kOwnBuffer))) {
+    part = {part.end, part.end + std::ssize(run.places) * ctx.sequence_length};
     for (int64_t buffer = run.begun.begin; buffer < run.begun.end; ++buffer) {
-      ops::zero(stream, buffers.at(static_cast<size_t>(buffer)));
+      ops::zero(ctx.stream, buffers.at(static_cast<size_t>(buffer)));
     }
     add(part, {std::move(run.places), buffers});
-    join_buffers(stream, buffers, run.top, run.joins);
+    join_buffers(ctx.stream, buffers, run.top, run.joins);
   }
 }
 
 // Of whole samples, or of a part of one, which clears if it begins with the sample and joins if it ends with it.
-std::vector<WorkerOrder::Place> ResidentWeights::places_of(Range tokens, LeafKind of_whole) const {
-  const int64_t length = samples_->sequence_length;
+std::vector<WorkerOrder::Place> InvariantGradients::places_of(const SumContext& ctx, Range tokens,
+                                                              LeafKind of_whole) const {
+  const int64_t length = ctx.sequence_length;
   const Range samples{tokens.begin / length, ceil_div(tokens.end, length)};
   const bool begins = tokens.begin % length == 0, ends = tokens.end % length == 0;
   const bool whole = begins && ends;
   INVAR_CHECK(!tokens.empty() && (whole || samples.size() == 1), "tokens {} to {} of samples of {}", tokens.begin,
               tokens.end, length);
-  const auto of = samples_->order.of({samples_->first + samples.begin, samples_->first + samples.end},
-                                     whole ? of_whole : LeafKind::kOwnBuffer);
+  const auto of =
+      order_.of({first_sample_ + samples.begin, first_sample_ + samples.end}, whole ? of_whole : LeafKind::kOwnBuffer);
   std::vector<WorkerOrder::Place> places(of.begin(), of.end());
   places.front().clears = places.front().clears && begins;
   if (!ends) places.back().joins = 0;
   return places;
 }
 
-std::vector<Tensor> ResidentWeights::kept_buffers(const WeightUse& use) const {
+std::vector<Tensor> InvariantGradients::kept_buffers(const WeightUse& use) const {
   std::vector<Tensor> buffers;
   for (int buffer = 0; buffer < table_.gradient_buffers(); ++buffer) buffers.push_back(table_.gradient(use, buffer));
   return buffers;
 }
 
-std::vector<Tensor> ResidentWeights::all_buffers(const WeightUse& use) const {
+std::vector<Tensor> InvariantGradients::all_buffers(const WeightUse& use) const {
   std::vector<Tensor> buffers = kept_buffers(use);
   const int64_t elements = table_.weight(use.id).elements().size();
   for (const Tensor& spare : spares_) buffers.push_back(table_.shaped(use.id, spare.rows(0, elements)));
@@ -121,7 +109,7 @@ std::vector<Tensor> ResidentWeights::all_buffers(const WeightUse& use) const {
 }
 
 // last: of the samples that are added now.
-void ResidentWeights::use_spares(const WeightUse& use, const WorkerOrder::Place& last) {
+void InvariantGradients::use_spares(const WeightUse& use, const WorkerOrder::Place& last) {
   INVAR_CHECK(!spares_of_ || *spares_of_ == use, "'{}' is added to while a sum of '{}' is unfinished",
               table_.weight(use.id).name, table_.weight(spares_of_->id).name);
   const bool unfinished = last.buffer - last.joins >= table_.gradient_buffers();
@@ -130,40 +118,34 @@ void ResidentWeights::use_spares(const WeightUse& use, const WorkerOrder::Place&
 
 // f(rows) for all of a gradient, of which `copies` copies of these rows are as large as the limit says.
 template <class F>
-void ResidentWeights::for_rows(const Tensor& gradient, int64_t copies, const F& f) const {
+void InvariantGradients::for_rows(const Tensor& gradient, int64_t copies, const F& f) const {
   const int64_t rows = gradient.dim(0);
   const int64_t tile_bytes = gradient.dim(1) * size_of(gradient.dtype()) * copies * limits_.tile_rows;
   const int64_t step = std::max<int64_t>(limits_.bytes / std::max<int64_t>(tile_bytes, 1), 1) * limits_.tile_rows;
   for (int64_t begin = 0; begin < rows; begin += step) f(Range{begin, std::min(begin + step, rows)});
 }
 
-void ResidentWeights::accumulate_product(const Stream& stream, Arena& scratch, const WeightUse& use, Range tokens,
-                                         const Tensor& a, const Tensor& b) {
-  INVAR_CHECK(a.dim(0) == tokens.size() && b.dim(0) == tokens.size() && !by_terms(use.id) &&
-                  !table_.weight(use.id).lookups_only,
-              "'{}': a product of {} and {} for {} tokens", table_.weight(use.id).name, a.describe(), b.describe(),
-              tokens.size());
-  if (!samples_) {
-    return ops::matmul(stream, a, ops::Transpose::kYes, b, ops::Transpose::kNo, table_.weight(use.id).gradient, 1.0f);
-  }
-  const ops::SampleSums sums(places_of(tokens, LeafKind::kAddable), all_buffers(use));
+void InvariantGradients::add_product(const SumContext& ctx, const WeightUse& use, Range tokens, const Tensor& a,
+                                     const Tensor& b) {
+  check_product(table_.weight(use.id), tokens, a, b);
+  const ops::SampleSums sums(places_of(ctx, tokens, LeafKind::kAddable), all_buffers(use));
   const int64_t samples = std::ssize(sums.places);
   const Tensor& gradient = sums.buffers.front();
-  if (samples == 1 || gradient.numel() > limits_.few_elements) return add_products(stream, use, sums, a, b);
+  if (samples == 1 || gradient.numel() > limits_.few_elements) return add_products(ctx.stream, use, sums, a, b);
   use_spares(use, sums.places.back());
   for_rows(gradient, samples, [&](Range rows) {
-    const ArenaScope scope(scratch);
-    const Tensor terms = scratch.allocate("gradients of samples", DType::kF32, {samples, rows.size(), b.dim(1)});
-    ops::matmul_samples(stream, a, rows, b, terms);
+    const ArenaScope scope(ctx.scratch);
+    const Tensor terms = ctx.scratch.allocate("gradients of samples", DType::kF32, {samples, rows.size(), b.dim(1)});
+    ops::matmul_samples(ctx.stream, a, rows, b, terms, numerics_);
     std::vector<Tensor> buffers;
     for (const Tensor& whole : sums.buffers) buffers.push_back(whole.rows(rows.begin, rows.end));
-    ops::add_terms(stream, terms, {sums.places, std::move(buffers)});
+    ops::add_terms(ctx.stream, terms, {sums.places, std::move(buffers)});
   });
 }
 
 // In place, one sample after another.
-void ResidentWeights::add_products(const Stream& stream, const WeightUse& use, const ops::SampleSums& sums,
-                                   const Tensor& a, const Tensor& b) {
+void InvariantGradients::add_products(const Stream& stream, const WeightUse& use, const ops::SampleSums& sums,
+                                      const Tensor& a, const Tensor& b) {
   const int64_t length = a.dim(0) / std::ssize(sums.places);
   Range part{0, 0};
   for (const WorkerOrder::Place& place : sums.places) {
@@ -173,16 +155,17 @@ void ResidentWeights::add_products(const Stream& stream, const WeightUse& use, c
     if (place.clears) ops::zero(stream, into);
     for_rows(into, 1, [&](Range rows) {
       ops::matmul_columns(stream, a.rows(part.begin, part.end), rows, ops::Transpose::kYes,
-                          b.rows(part.begin, part.end), into.rows(rows.begin, rows.end), 1.0f);
+                          b.rows(part.begin, part.end), into.rows(rows.begin, rows.end), 1.0f, numerics_);
     });
     join_buffers(stream, sums.buffers, place.buffer, place.joins);
   }
 }
 
-void ResidentWeights::gradient_done(WeightId id) {
-  if (by_terms(id)) {
+// Of a vector when the micro-batch ends.
+void InvariantGradients::done(WeightId id) {
+  if (table_.weight(id).vector) {
     held_back_.push_back(id);
-  } else if (listener_.gradient_done) {
+  } else {
     listener_.gradient_done(id);
   }
 }

@@ -1,8 +1,9 @@
-#include "parallel/leaf_cut.h"
+#include "parallel/unit_cut.h"
 
 #include <algorithm>
 
 #include "comm/recording_communicator.h"
+#include "parallel/leaf_cut.h"
 #include "parallel/unit_partition.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -27,7 +28,7 @@ std::vector<std::vector<int64_t>> leaves_of_all(int64_t units, int64_t leaves, i
   for (int rank = 0; rank < size; ++rank) {
     const UnitCut cut = cut_of(units, leaves, size, rank);
     const Range mine = cut.mine();
-    const auto of_rank = cut.leaf_cut(kRows, repeats);
+    const auto of_rank = cut.dim(kRows, repeats);
     REQUIRE(of_rank->program.steps.size() == of_rank->rows.size());
     CHECK(of_rank->program.nodes == of_rank->plan.nodes(rank));
     int64_t rows = 0;
@@ -58,7 +59,7 @@ TEST_CASE("without leaves units are cut as evenly as can be, and a sum over them
         CHECK(cut.runs() == split_units(units, size));
         CHECK(cut.mine() == split_units(units, size)[static_cast<size_t>(rank)]);
         CHECK(cut.widest() == split_units(units, size).front().size());
-        CHECK(cut.leaf_cut(4) == nullptr);
+        CHECK(cut.dim(4) == nullptr);
       }
     }
   }
@@ -101,13 +102,13 @@ TEST_CASE("the leaves of two dims one after another: the first of each dim, the 
   // Seven units in four leaves [0, 2), [2, 4), [4, 6), [6, 7); rank 1 holds the last two, five rows per unit.
   const UnitCut cut = cut_of(7, 4, 2, 1);
   CHECK(cut.runs() == Rows{{0, 4}, {4, 7}});
-  CHECK(cut.leaf_cut(5)->rows == Rows{{0, 10}, {10, 15}});
-  const auto both = cut.leaf_cut(5, 2);
+  CHECK(cut.dim(5)->rows == Rows{{0, 10}, {10, 15}});
+  const auto both = cut.dim(5, 2);
   CHECK(both->rows == Rows{{0, 10}, {15, 25}, {10, 15}, {25, 30}});
   CHECK(both->program.nodes == Rows{{4, 8}});
   CHECK(both->plan.total_nodes() == 2);
   CHECK(both->program.steps.front().leaf == 4);
-  CHECK(cut.leaf_cut(5)->may_be_alone);
+  CHECK(cut.dim(5)->may_be_alone);
   CHECK_FALSE(both->may_be_alone);
 }
 
